@@ -1,0 +1,127 @@
+"""The diagnosis as JSON: typed objects that print, serialise and validate (`draftscope.diagnosis/1`)."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Verdict = Literal["wiring", "runtime", "data", "training", "measurement", "clean", "undecided"]
+Strength = Literal["proven", "supported", "suspected"]
+Recovery = Literal["replayed", "bounded", "needs-retraining", "needs-serving"]
+Readout = Literal["walk", "engine", "all"]
+
+
+class Model(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Rung(Model):
+    """Acceptance on one rung of the ladder. `length` counts the bonus token; `joint` is unconditional."""
+
+    k: int
+    length: float | None
+    interval: tuple[float, float] | None = None
+    joint: list[float]
+    conditional: list[float | None]
+    nll: float | None = None
+    coverage: float | None = None
+    rounds: int
+    rows: int
+    readout: Readout
+    held_out: bool | None = None
+
+
+class Effect(Model):
+    """What a fault costs: accept length now, and with the whole repair but for nothing else (None = not computed)."""
+
+    k: int
+    length_now: float | None
+    length_if_fixed: float | None
+    interval: tuple[float, float] | None = None
+    nll_now: float | None = None
+    nll_if_fixed: float | None = None
+    only_this_fixed: float | None = None
+    left_in: float | None = None
+
+
+class Evidence(Model):
+    """One test: what it would mean, what was expected, what was found."""
+
+    hypothesis: str
+    prediction: str
+    measurement: str
+    result: str
+    decides: str
+    figures: dict[str, Any] = Field(default_factory=dict)
+
+
+class Fix(Model):
+    """The change to make, in words and as the configuration of each consumer, in its own convention."""
+
+    says: str
+    config: dict[str, dict[str, Any]] = Field(default_factory=dict)
+
+
+class Finding(Model):
+    """A claim with its evidence."""
+
+    fault: str
+    where: list[str]
+    says: str
+    strength: Strength
+    confidence: float | None = None
+    recovery: Recovery
+    acceptance: Effect | None = None
+    evidence: list[Evidence] = Field(default_factory=list)
+    fix: Fix
+    caveats: list[str] = Field(default_factory=list)
+
+
+class Placed(Model):
+    """What a slot or entry is. `margin` = 1 - err(best) / err(second); unplaced: boundary None."""
+
+    slot: int
+    label: str
+    boundary: int | None
+    norm: Literal["pre", "post"] | None
+    kind: Literal["stream", "branch", "partial"] | None
+    margin: float | None
+    error: float | None = None
+    lag: int | None = None
+    scale: float | None = None
+    candidates: list[int] = Field(default_factory=list)
+
+
+class Placement(Model):
+    train: list[Placed] = Field(default_factory=list)
+    serve: list[Placed] = Field(default_factory=list)
+
+
+class Ladder(Model):
+    trained: Rung | None = None
+    reference: Rung | None = None
+    served: Rung | None = None
+    as_read: Rung | None = None
+    measured: Rung | None = None
+
+
+class Diagnosis(Model):
+    """The whole answer."""
+
+    schema_: Literal["draftscope.diagnosis/1"] = Field("draftscope.diagnosis/1", alias="schema")
+    verdict: Verdict
+    findings: list[Finding] = Field(default_factory=list)
+    placement: Placement = Field(default_factory=Placement)
+    acceptance: Ladder = Field(default_factory=Ladder)
+    matched: dict[str, Any] = Field(default_factory=dict)
+    power: dict[str, Any] = Field(default_factory=dict)
+    next: list[str] = Field(default_factory=list)
+    steps: list[str] = Field(default_factory=list)
+    provenance: dict[str, Any] = Field(default_factory=dict)
+
+    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+
+    def json_text(self) -> str:
+        """The contract's JSON, two-space indented."""
+        return self.model_dump_json(by_alias=True, indent=2)
