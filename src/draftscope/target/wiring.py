@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+from torch import Tensor
+
 from draftscope.boundaries import Boundary
 
 
@@ -26,3 +29,30 @@ class Wiring:
     @classmethod
     def of(cls, boundaries: tuple[int, ...]) -> Wiring:
         return cls(tuple(Boundary(b) for b in boundaries))
+
+    def apply(self, states: Tensor, counts: Tensor, start: Tensor | int = 0) -> Tensor:
+        """What the draft (or the file) gets of the states taken in one forward pass.
+
+        A shift acts where engines err: inside the block of rows of a pass, whose edge rows keep their own state. Poisoned
+        rows are those after the first, in order, whichever pass they come in.
+
+        Args:
+            states: [R, W, S, Ht], one block of rows per request, padded on the right.
+            counts: [R], rows of each block that are not padding.
+            start: [R] or one for all, position of each block's first row in its request.
+
+        Returns:
+            [R, W, S, Ht] in the same dtype; `states` itself where nothing is amiss.
+        """
+        rows = torch.arange(states.shape[1])
+        if self.shift:
+            source = rows + self.shift
+            source = torch.where((source >= 0) & (source < counts[:, None]), source, rows)
+            states = states[torch.arange(len(states))[:, None], source]
+        if any(factor != 1 for factor in self.scale):
+            states = states * torch.tensor(self.scale, dtype=states.dtype)[:, None]
+        if self.poison:
+            positions = torch.as_tensor(start).reshape(-1, 1) + rows
+            spoilt = (positions >= 1) & (positions <= self.poison)
+            states = states.masked_fill(spoilt[:, :, None, None], torch.nan)
+        return states
