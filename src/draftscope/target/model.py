@@ -1,0 +1,275 @@
+"""The target: loaded with transformers, run with or without a cache, its states captured where asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from draftscope.boundaries import Boundary
+from draftscope.errors import DraftscopeError, UsageError
+from draftscope.target.cache import RaggedCache
+from draftscope.target.families import family_of
+from draftscope.target.parts import TargetParts, assemble, read_config, tensor_files
+
+
+@dataclass(slots=True)
+class Forward:
+    """What a forward pass of [R, W] tokens hands back, in the target's dtype.
+
+    Attributes:
+        taps: [R, W, len(taps), Ht] in the order asked for.
+        last: [R, W, Ht], the last state before the final norm; post: after it.
+    """
+
+    taps: Tensor
+    last: Tensor
+    post: Tensor
+
+
+class Target:
+    """A causal language model whose residual stream can be tapped at every boundary.
+
+    Args:
+        model: transformers model, in eval mode, Llama-like or of a family in `target.families`.
+        folder: where it was loaded from (tokenizer, messages).
+    """
+
+    def __init__(self, model: Any, folder: Path) -> None:
+        self.model = model
+        self.folder = folder
+        self.config: Any = model.config.get_text_config()
+        self.family = family_of(self.config.model_type)
+        self._body = _body(model, folder)
+        self._layers: list[nn.Module] = list(self._body.layers)
+        self._norm: nn.Module = self._body.norm
+        self.layers = len(self._layers)
+        self.width = int(self.config.hidden_size)
+        embedding, head = self._body.embed_tokens.weight.detach(), model.get_output_embeddings().weight.detach()
+        self.parts: TargetParts = assemble(self.config.to_dict(), embedding, self._body.norm.weight.detach(), head, folder)
+
+    @property
+    def device(self) -> torch.device:
+        return self.parts.embedding.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.parts.embedding.dtype
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """The folder's tokenizer (transformers), read when first asked for."""
+        return load_tokenizer(self.folder)
+
+    @cached_property
+    def stop_ids(self) -> frozenset[int]:
+        """Tokens that end an answer: the generation config's, the config's and the tokenizer's."""
+        found: set[int] = set()
+        for config in (getattr(self.model, "generation_config", None), self.config):
+            ids = getattr(config, "eos_token_id", None)
+            found |= set(ids) if isinstance(ids, list | tuple) else {ids} if ids is not None else set()
+        if (self.folder / "tokenizer.json").is_file() and self.tokenizer.eos_token_id is not None:
+            found.add(int(self.tokenizer.eos_token_id))
+        return frozenset(found)
+
+    def logits(self, post: Tensor) -> Tensor:
+        """Logits [..., V] of states [..., Ht] after the final norm, in float32."""
+        return self.parts.logits(post)
+
+    def new_cache(self, rows: int, capacity: int) -> RaggedCache:
+        """An empty cache for `rows` sequences of up to `capacity` tokens."""
+        return RaggedCache(self.layers, rows, capacity)
+
+    def forward(
+        self, ids: Tensor, taps: Sequence[Boundary], *, cache: RaggedCache | None = None, rows: Tensor | None = None,
+    ) -> Forward:
+        """Run [R, W] tokens and capture the taps; no other state is kept.
+
+        Without a cache the rows start at position 0 and are causal; what is padded on their right never reaches a real
+        token. With one they continue its rows (`rows`: which, None = all); the caller commits how many tokens to keep.
+        No gradient is recorded.
+
+        Raises:
+            UsageError: a tap that this target does not have.
+        """
+        wanted = _streams(taps, self.layers)
+        with torch.no_grad(), _capture(self._layers, self._norm, self.family.mlp_input, *wanted) as (streams, partials):
+            arguments: dict[str, Any] = {"use_cache": False}
+            if cache is not None:
+                positions, mask = cache.begin(ids.shape[1], rows)
+                positions = positions.to(self.device)
+                mask_arguments = self._masks(mask, positions)
+                arguments = {"position_ids": positions, "attention_mask": mask_arguments, "cache": cache, "use_cache": True}
+            post: Tensor = self._body(ids.to(self.device), **arguments).last_hidden_state
+            last = streams[self.layers]
+            found = [_pick(tap, self.layers, streams, partials, post) for tap in taps]
+            return Forward(torch.stack(found, -2) if found else last.new_empty(*last.shape[:2], 0, self.width), last, post)
+
+    def _masks(self, mask: Tensor, positions: Tensor) -> Tensor | dict[str, Tensor]:
+        """The cache's boolean mask as this family's attention takes it: windows applied, additive for eager attention."""
+        window = getattr(self.config, "sliding_window", None) if self.family.sliding != "none" else None
+        mask = mask.to(self.device)
+        narrow = mask
+        if window is not None:
+            keys = torch.arange(mask.shape[-1], device=mask.device)
+            narrow = mask & (keys > positions[:, None, :, None] - window)
+        if self.config._attn_implementation == "eager":
+            lowest = torch.finfo(self.dtype).min
+            mask, narrow = ((~m).to(self.dtype) * lowest for m in (mask, narrow))
+        if self.family.sliding == "typed":
+            return {"full_attention": mask, "sliding_attention": narrow}
+        return narrow
+
+
+def load_target(folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Target:
+    """Load a target from a folder with config.json and safetensors, without touching the network.
+
+    Raises:
+        DraftscopeError: the folder or a tensor is missing or unreadable, the architecture is not one that transformers
+            runs natively, or its embedding and final norm do not do what its family is known for.
+    """
+    from transformers import AutoModelForCausalLM
+
+    config = read_config(folder)
+    names = tensor_files(folder)
+    absent = sorted({file.name for file in names.values() if not file.is_file()})
+    if absent:
+        raise DraftscopeError(f"weights are missing: {', '.join(absent[:4])}", where=str(folder),
+                              remedy="This command runs the target and needs all of its weights")
+    if not any("layers." in name for name in names):
+        raise DraftscopeError("holds the target's parts but not its layers", where=str(folder),
+                              remedy="This command runs the target and needs all of its weights")
+    try:
+        with quiet_transformers():
+            model, info = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=dtype, local_files_only=True, use_safetensors=True, output_loading_info=True,
+            )
+    except DraftscopeError:
+        raise
+    except MemoryError:
+        raise DraftscopeError("does not fit into memory", where=str(folder),
+                              remedy="Take a machine with more memory, or bfloat16") from None
+    except Exception as error:
+        raise DraftscopeError(
+            f"transformers cannot load this target ({_first_line(error)})", where=str(folder),
+            remedy=f"model_type is {config['model_type']!r}: its architecture must be one that transformers runs natively",
+        ) from error
+    lacking = sorted(info["missing_keys"])
+    if lacking:
+        raise DraftscopeError(f"tensor {', '.join(lacking[:3])} is missing ({len(lacking)} in all)", where=str(folder),
+                              remedy="Copy all shards from the target's model folder")
+    target = Target(model.to(device).eval(), folder)
+    _verify(target)
+    return target
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """The tokenizer of a folder, as an error that names the file where it cannot be had."""
+    from transformers import AutoTokenizer
+
+    try:
+        with quiet_transformers():
+            return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:
+        raise DraftscopeError(f"its tokenizer cannot be read ({_first_line(error)})", where=str(folder),
+                              remedy="Copy tokenizer.json and tokenizer_config.json from the target's model folder") from error
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """No progress bars or warnings of transformers on the user's terminal while this lasts."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _body(model: Any, folder: Path) -> Any:
+    body = model.get_decoder()
+    lacking = [name for name in ("layers", "norm", "embed_tokens") if not hasattr(body, name)]
+    if lacking or model.get_output_embeddings() is None:
+        raise DraftscopeError(f"{type(model).__name__} has no {', '.join(lacking) or 'head'} where Llama-like targets have it",
+                              where=str(folder), remedy="Record states in the engine that serves it instead")
+    return body
+
+
+def _verify(target: Target) -> None:
+    """Hold the family's traits against the loaded modules: same boundary 0, same final norm."""
+    probe = torch.randn(2, 3, target.width, generator=torch.Generator().manual_seed(0)).to(target.device)
+    ids = torch.arange(6, device=target.device).reshape(2, 3) % target.parts.vocab
+    with torch.no_grad():
+        seen = target.forward(ids, [Boundary(0)])
+        normed = target._norm(probe.to(target.dtype)).float()
+    tolerance = 1e-4 if target.dtype == torch.float32 else 3e-2
+    for name, mine, theirs in (("embedding", target.parts.embed(ids), seen.taps[..., 0, :].float()),
+                               ("final norm", target.parts.final_norm(probe), normed)):
+        if not torch.allclose(mine, theirs, rtol=tolerance, atol=tolerance):
+            raise DraftscopeError(f"the {name} of model_type {target.config.model_type!r} does not work as in Llama",
+                                  where=str(target.folder), remedy="This family of targets is not supported yet")
+
+
+def _streams(taps: Sequence[Boundary], layers: int) -> tuple[set[int], set[int]]:
+    """Indices of the streams, and of the partials, that the taps need; the last state always."""
+    streams, partials = {layers}, set()
+    for tap in taps:
+        low = 0 if tap.kind == "stream" else 1
+        if not low <= tap.index <= layers:
+            raise UsageError(f"{tap} does not exist: the target has {layers} layers",
+                             remedy=f"Boundaries run from {low} to {layers}")
+        if tap.norm == "post" and (tap.index != layers or tap.kind != "stream"):
+            raise UsageError(f"{tap} does not exist: only boundary {layers}, the last, has a final norm")
+        if tap.kind == "partial":
+            partials.add(tap.index)
+        else:
+            streams |= {tap.index} | ({tap.index - 1} if tap.kind == "branch" else set())
+    return streams, partials
+
+
+@contextmanager
+def _capture(
+    layers: list[nn.Module], norm: nn.Module, mlp_input: str, streams: set[int], partials: set[int],
+) -> Iterator[tuple[dict[int, Tensor], dict[int, Tensor]]]:
+    """Keep the inputs of the modules that the wanted states enter; hooks are gone afterwards."""
+    held: tuple[dict[int, Tensor], dict[int, Tensor]] = ({}, {})
+
+    def keep(store: dict[int, Tensor], index: int) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            store[index] = args[0] if args else kwargs["hidden_states"]
+        return hook
+
+    entered: list[nn.Module] = [*layers, norm]
+    places = [(entered[b], keep(held[0], b)) for b in streams]
+    places += [(getattr(layers[b - 1], mlp_input), keep(held[1], b)) for b in partials]
+    handles = [module.register_forward_pre_hook(hook, with_kwargs=True) for module, hook in places]
+    try:
+        yield held
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _pick(tap: Boundary, layers: int, streams: dict[int, Tensor], partials: dict[int, Tensor], post: Tensor) -> Tensor:
+    if tap.norm == "post":
+        return post
+    if tap.kind == "partial":
+        return partials[tap.index]
+    if tap.kind == "branch":
+        return streams[tap.index] - streams[tap.index - 1]
+    return streams[tap.index]
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

@@ -1,0 +1,239 @@
+"""Target parts: embedding, final norm and head, read without running or even holding the rest of the target."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from draftscope.errors import DraftscopeError
+from draftscope.target.families import embed_scale, family_of
+
+T = TypeVar("T")
+
+_HEAD_CHUNK = 16384
+
+
+@dataclass(slots=True)
+class TargetParts:
+    """The ends of a target.
+
+    Attributes:
+        embedding: [V, Ht] as stored.
+        norm_weight: [Ht] as stored; the norm multiplies by `norm_offset` + weight.
+        norm_offset: 1.0 for the norms of the Gemma kind, else 0.0.
+        head: [V, Ht] as stored, the embedding itself where the two are tied.
+        layers: decoder layers of the target.
+        embed_scale: factor from an embedding row to boundary 0.
+        softcap, logit_divisor: what the target does to its logits.
+    """
+
+    embedding: Tensor
+    norm_weight: Tensor
+    norm_eps: float
+    norm_offset: float
+    head: Tensor
+    layers: int
+    embed_scale: float
+    model_type: str
+    folder: Path
+    softcap: float | None = None
+    logit_divisor: float = 1.0
+
+    @property
+    def width(self) -> int:
+        return int(self.embedding.shape[1])
+
+    @property
+    def vocab(self) -> int:
+        return int(self.head.shape[0])
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Boundary 0 of token ids [...]: [..., Ht] float32."""
+        return F.embedding(token_ids, self.embedding).float() * self.embed_scale
+
+    def final_norm(self, x: Tensor) -> Tensor:
+        """The final norm of states [..., Ht] of any float dtype, in float32."""
+        x = x.float()
+        scale = self.norm_weight.float() + self.norm_offset
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.norm_eps) * scale
+
+    def logits(self, x_post: Tensor) -> Tensor:
+        """Logits [..., V] float32 of states [..., Ht] after the final norm."""
+        x = x_post.float()
+        if self.head.dtype == torch.float32:
+            logits = F.linear(x, self.head)
+        else:
+            logits = torch.cat([F.linear(x, rows.float()) for rows in self.head.split(_HEAD_CHUNK)], -1)
+        if self.logit_divisor != 1.0:
+            logits = logits / self.logit_divisor
+        if self.softcap is not None:
+            logits = torch.tanh(logits / self.softcap) * self.softcap
+        return logits
+
+
+def read_parts(folder: Path) -> TargetParts:
+    """Read a target's parts from `config.json` and safetensors (one file, shards with or without an index).
+
+    Only these tensors are read; of a sharded target only the shards that hold them need be there.
+
+    Raises:
+        DraftscopeError: a file or tensor is missing, truncated, quantized, or of a width that contradicts the others.
+    """
+    config = read_config(folder)
+    where = tensor_files(folder)
+    prefix = _prefix(where, folder)
+    tied = bool(config["tie_word_embeddings"])
+    names = [f"{prefix}embed_tokens.weight", f"{prefix}norm.weight"]
+    head_name = next((n for n in _head_names(prefix) if n in where), None)
+    if not tied:
+        if head_name is None:
+            raise DraftscopeError(
+                "no head: lm_head.weight is missing and the config does not tie it to the embedding", where=str(folder),
+                remedy='Add lm_head.weight, or set "tie_word_embeddings": true where the target ties them',
+            )
+        names.append(head_name)
+    tensors = read_tensors(folder, where, names)
+    embedding, norm = tensors[names[0]], tensors[names[1]]
+    head = embedding if tied else tensors[names[2]]
+    width = config["hidden_size"]
+    for name, tensor, dims in ((names[0], embedding, 2), (names[1], norm, 1), (names[-1] if not tied else names[0], head, 2)):
+        if tensor.dim() != dims or tensor.shape[-1] != width:
+            raise DraftscopeError(
+                f"{name} has shape {list(tensor.shape)}, but hidden_size is {width}", where=str(folder),
+                remedy="The config and the weights belong to different models: take both from the same target",
+            )
+        if tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
+            raise DraftscopeError(
+                f"{name} is stored as {str(tensor.dtype).removeprefix('torch.')}", where=str(folder),
+                remedy="Target parts must be plain floats: take them from the unquantized model",
+            )
+    return assemble(config, embedding, norm, head, folder)
+
+
+def assemble(config: Mapping[str, Any], embedding: Tensor, norm: Tensor, head: Tensor, folder: Path) -> TargetParts:
+    """Target parts from tensors at hand and a flat text config."""
+    family = family_of(config["model_type"])
+    divisor = 1.0 if family.logit_divisor is None else float(config.get(family.logit_divisor) or 1.0)
+    return TargetParts(
+        embedding=embedding, norm_weight=norm, norm_eps=float(config["rms_norm_eps"]), norm_offset=family.norm_offset,
+        head=head, layers=int(config["num_hidden_layers"]), embed_scale=embed_scale(family, config),
+        model_type=config["model_type"], folder=folder, softcap=config.get("final_logit_softcapping"), logit_divisor=divisor,
+    )
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """A target's text config, flat, with transformers' defaults where the file leaves out what parts need."""
+    path = folder / "config.json"
+    if not folder.is_dir():
+        raise DraftscopeError("no such folder", where=str(folder), remedy="--target names the folder of the target's config.json")
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DraftscopeError("config.json is missing", where=str(folder),
+                              remedy="Copy it from the target's model folder") from None
+    except (OSError, ValueError) as error:
+        raise DraftscopeError(f"cannot be read as JSON ({error})", where=str(path)) from None
+    if not isinstance(raw, dict):
+        raise DraftscopeError("is not a JSON object", where=str(path))
+    inner = raw.get("text_config", raw)
+    if not isinstance(inner, dict):
+        raise DraftscopeError("text_config is not a JSON object", where=str(path))
+    config = dict(inner)
+    if "tie_word_embeddings" not in config and "tie_word_embeddings" in raw:
+        config["tie_word_embeddings"] = raw["tie_word_embeddings"]
+    needed = ("model_type", "hidden_size", "num_hidden_layers", "rms_norm_eps", "tie_word_embeddings")
+    if any(key not in config for key in needed) and "model_type" in config:
+        config = _defaults(config["model_type"], config) | config
+    config.setdefault("tie_word_embeddings", False)
+    lacking = [key for key in needed if config.get(key) is None]
+    if lacking:
+        raise DraftscopeError(f"lacks {', '.join(lacking)}", where=str(path), remedy="Take config.json from the target itself")
+    return config
+
+
+def _defaults(model_type: str, given: dict[str, Any]) -> dict[str, Any]:
+    from transformers import AutoConfig
+
+    # A type that transformers does not know, or values that it rejects, leave what the file says.
+    with suppress(Exception):
+        return dict(AutoConfig.for_model(model_type, **{k: v for k, v in given.items() if k != "model_type"}).to_dict())
+    return {}
+
+
+def tensor_files(folder: Path) -> dict[str, Path]:
+    """Every tensor name of a safetensors model folder, and the file that holds it (which may be absent)."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        try:
+            names = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            return {str(name): folder / Path(file).name for name, file in names.items()}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DraftscopeError(f"is no index of safetensors shards ({error})", where=str(index)) from None
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        other = sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".gguf"))
+        held = f"; it holds {', '.join(other[:3])}" if other else ""
+        raise DraftscopeError(
+            f"no safetensors file{held}", where=str(folder),
+            remedy="Weights are read from safetensors alone: save the target with save_pretrained(..., safe_serialization=True)",
+        )
+    found: dict[str, Path] = {}
+    for file in files:
+        found |= dict.fromkeys(open_tensors(file, lambda f: list(f.keys())), file)
+    return found
+
+
+def read_tensors(folder: Path, where: Mapping[str, Path], names: list[str]) -> dict[str, Tensor]:
+    """Read named tensors, opening only the files that hold them."""
+    lacking = [name for name in names if name not in where]
+    if lacking:
+        raise DraftscopeError(f"tensor {', '.join(lacking)} is missing", where=str(folder),
+                              remedy=f"The files hold {_few(where)}")
+    tensors: dict[str, Tensor] = {}
+    for file in dict.fromkeys(where[name] for name in names):
+        wanted = [name for name in names if where[name] == file]
+        if not file.is_file():
+            raise DraftscopeError(f"missing, and it holds {', '.join(wanted)}", where=str(file),
+                                  remedy="Copy this shard from the target's model folder")
+        tensors |= open_tensors(file, lambda f, wanted=wanted: {n: f.get_tensor(n) for n in wanted})  # type: ignore[misc]
+    return tensors
+
+
+def open_tensors(file: Path, read: Callable[[Any], T]) -> T:
+    """Open a safetensors file and read from it; what cannot be read becomes an error that names the file."""
+    try:
+        with safe_open(file, framework="pt") as f:
+            return read(f)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise DraftscopeError(
+            f"cannot be read as safetensors ({error})", where=str(file),
+            remedy="A truncated copy is the usual cause: compare its size with the original and copy it again",
+        ) from None
+
+
+def _prefix(names: Mapping[str, Path], folder: Path) -> str:
+    suffix = "embed_tokens.weight"
+    # A multi-token-prediction block repeats the embedding inside `layers.`, and vision towers have tables of their own.
+    found = sorted((n for n in names if n.endswith(suffix) and "layers." not in n and "vision" not in n), key=len)
+    if not found:
+        raise DraftscopeError(f"no tensor called ...{suffix}", where=str(folder), remedy=f"The files hold {_few(names)}")
+    return found[0].removesuffix(suffix)
+
+
+def _head_names(prefix: str) -> list[str]:
+    outer = prefix.removesuffix("model.")
+    return [f"{outer}lm_head.weight", "lm_head.weight", f"{prefix}lm_head.weight", "language_model.lm_head.weight"]
+
+
+def _few(names: Mapping[str, Path]) -> str:
+    shown = ", ".join(sorted(names)[:4])
+    return f"{shown}, ... ({len(names)} tensors)" if len(names) > 4 else shown or "no tensors"
