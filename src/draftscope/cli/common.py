@@ -1,0 +1,275 @@
+"""What every command shares: options, output to people and to programs, progress.
+
+A command declares what it needs of the options and calls `setup` first; all that it prints goes through the `Ui` it gets
+back, so that `--json -` leaves stdout to the JSON alone and a pipe gets plain text.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json as jsonlib
+import logging
+import math
+import os
+import random
+import stat
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from pydantic import BaseModel
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from draftscope.errors import DraftscopeError, UsageError
+from draftscope.report.words import visible
+
+JsonOption = Annotated[
+    str | None, typer.Option("--json", metavar="FILE|-", help="Write the result as JSON; with - stdout is the JSON alone.")
+]
+HtmlOption = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write the report as one self-contained page.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only; the exit code tells the rest.")]
+SeedOption = Annotated[int, typer.Option("--seed", min=0, metavar="N", help="Seed of everything drawn at random.")]
+ThreadsOption = Annotated[
+    int | None, typer.Option("--threads", min=1, metavar="N", help="CPU threads; without it as many as torch takes.")
+]
+
+Refusal = Callable[[DraftscopeError], BaseModel]
+PIPED_WIDTH = 100
+
+
+class PipeConsole(Console):
+    """A console that leaves a closed pipe to the entry point (rich would exit with 1, which means "cause found")."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
+@dataclass
+class Ui:
+    """Where a command's output goes.
+
+    Attributes:
+        console: the story for people: stdout, or stderr where stdout is taken by the JSON.
+        errors: stderr, for progress and remarks.
+        json: target of the JSON, `-` = stdout, None = not asked for.
+        html: target of the page.
+    """
+
+    console: Console
+    errors: Console
+    quiet: bool
+    json: str | None
+    html: Path | None
+    refusal: Refusal | None = None
+
+    def print(self, *parts: RenderableType) -> None:
+        """To people; nothing with `--quiet`. Strings are printed as they stand, without markup."""
+        if not self.quiet:
+            self.console.print(*parts)
+
+    def note(self, text: str) -> None:
+        """A remark about the work, on stderr."""
+        if not self.quiet:
+            self.errors.print(visible(text), style="dim", soft_wrap=True)
+
+    def write_json(self, model: BaseModel | Mapping[str, Any] | list[Any]) -> None:
+        """The result to where `--json` said, if it did."""
+        if self.json is not None:
+            write_json(self.json, model)
+
+    def write_html(self, render: Callable[[], str]) -> None:
+        """The page to where `--html` said, if it did; `render` is called only then."""
+        if self.html is not None:
+            write_text(self.html, render())
+
+    @contextlib.contextmanager
+    def progress(self, what: str, total: float | None = None, unit: str = "") -> Iterator[Callable[..., None]]:
+        """Progress with rate and time left, on an interactive stderr only.
+
+        Yields:
+            advance(amount=1, *, what=None, total=None).
+        """
+        if self.quiet or not self.errors.is_terminal:
+            yield lambda amount=1, *, what=None, total=None: None
+            return
+        columns = (TextColumn("{task.description}", markup=False), BarColumn(), _Done(), _Rate(), TimeRemainingColumn())
+        with Progress(*columns, console=self.errors, transient=True) as bar:
+            task = bar.add_task(visible(what, 40), total=total, unit=unit)
+
+            def advance(amount: float = 1, *, what: str | None = None, total: float | None = None) -> None:
+                bar.update(task, advance=amount, total=total, description=None if what is None else visible(what, 40))
+
+            yield advance
+
+
+class _Done(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        of = "" if task.total is None else f"/{task.total:,.0f}"
+        return Text(f"{task.completed:,.0f}{of} {task.fields['unit']}".rstrip())
+
+
+class _Rate(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        speed = task.finished_speed or task.speed
+        if not speed:
+            return Text("")
+        return Text(f"{speed:,.0f}/s" if speed >= 10 else f"{speed:.2f}/s")
+
+
+_current: Ui | None = None
+_kept = ""
+
+
+def setup(
+    quiet: bool = False, threads: int | None = None, seed: int | None = None, json: str | None = None,
+    html: Path | None = None, *, refusal: Refusal | None = None,
+) -> Ui:
+    """Prepare a command: threads, seeds, quiet libraries, and where its output goes.
+
+    Args:
+        refusal: what to write to `json` where the command ends with an error of the user's input; its argument is the error.
+
+    Raises:
+        UsageError: an output that could not be written, told before the work rather than after it.
+    """
+    global _current
+    for target in ([json] if json not in (None, "-") else []) + ([str(html)] if html is not None else []):
+        check_writable(Path(str(target)))
+    if json not in (None, "-") and html is not None and Path(str(json)).absolute() == html.absolute():
+        raise UsageError("--json and --html name the same file", where=str(html))
+    for name in ("transformers", "huggingface_hub", "accelerate", "gguf"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    if seed is not None:
+        random.seed(seed)
+    if threads is not None or seed is not None:
+        import torch
+
+        if threads is not None:
+            torch.set_num_threads(threads)
+        if seed is not None:
+            torch.manual_seed(seed)
+    _current = Ui(
+        console=make_console(stderr=json == "-"), errors=make_console(stderr=True), quiet=quiet, json=json, html=html,
+        refusal=refusal,
+    )
+    return _current
+
+
+def make_console(*, stderr: bool) -> Console:
+    """Plain when piped, uncoloured under NO_COLOR, 60 to 200 columns."""
+    stream = sys.stderr if stderr else sys.stdout
+    if hasattr(stream, "reconfigure"):
+        stream.reconfigure(errors="replace")
+    console = PipeConsole(stderr=stderr, markup=False, highlight=False, emoji=False)
+    asked = os.environ.get("COLUMNS", "")
+    width = console.width if console.is_terminal or asked.isdigit() else PIPED_WIDTH
+    console.width = min(max(width, 60), 200)
+    return console
+
+
+def keep(text: str) -> None:
+    """Say what Ctrl-C would leave behind, and how to go on; the latest word is the one printed."""
+    global _kept
+    _kept = text
+
+
+def kept() -> str:
+    return _kept or "files already complete are kept"
+
+
+def forget() -> None:
+    """Back to the state before `setup`."""
+    global _current, _kept
+    _current, _kept = None, ""
+
+
+def refuse(error: DraftscopeError) -> None:
+    """Write the JSON of a command that ends with `error`, where it was asked for and the command has such a form."""
+    if _current is not None and _current.json is not None and _current.refusal is not None:
+        write_json(_current.json, _current.refusal(error))
+
+
+def write_json(target: str | Path, model: BaseModel | Mapping[str, Any] | list[Any]) -> None:
+    """JSON to a file (atomically) or, with `-`, to stdout. Numbers that are not finite become null."""
+    plain = _plain(model.model_dump(by_alias=True) if isinstance(model, BaseModel) else model)
+    text = jsonlib.dumps(plain, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    if str(target) != "-":
+        write_text(Path(target), text)
+        return
+    sys.stdout.flush()
+    sys.stdout.buffer.write(text.encode())
+    sys.stdout.flush()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, BaseModel):
+        return _plain(value.model_dump(by_alias=True))
+    if isinstance(value, Mapping):
+        return {_utf8(str(k)): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_plain(v) for v in (sorted(value) if isinstance(value, (set, frozenset)) else value)]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, (bool, int)):
+        return value
+    if hasattr(value, "tolist"):  # numpy and torch, scalars included
+        return _plain(value.tolist())
+    return _utf8(str(value))
+
+
+def _utf8(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a whole file or nothing: a temporary name beside it, then a rename. Devices and pipes are written directly."""
+    path = path.resolve()
+    try:
+        if path.exists() and not path.is_file():
+            path.write_text(text, encoding="utf-8")
+            return
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".partial")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(text)
+            os.chmod(temporary, _mode(path))
+            os.replace(temporary, path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise DraftscopeError(f"cannot be written: {error.strerror}", where=str(path)) from error
+
+
+def _mode(path: Path) -> int:
+    if path.exists():
+        return stat.S_IMODE(path.stat().st_mode)
+    mask = os.umask(0)
+    os.umask(mask)
+    return 0o666 & ~mask
+
+
+def check_writable(path: Path) -> None:
+    """Raise UsageError if a file could not be written there. Changes nothing."""
+    path = path.resolve()
+    if path.is_dir():
+        raise UsageError("is a directory, not a file to write", where=str(path))
+    if not path.parent.is_dir():
+        raise UsageError("its folder does not exist", where=str(path), remedy=f"mkdir -p '{path.parent}'")
+    if not os.access(path.parent if not path.exists() else path, os.W_OK):
+        raise UsageError("may not be written", where=str(path))
+    if path.exists() and not path.is_file():
+        return
+    try:
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", suffix=".partial"):
+            pass
+    except OSError as error:
+        raise UsageError(f"cannot be written: {error.strerror}", where=str(path)) from error

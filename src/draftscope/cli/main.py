@@ -1,0 +1,226 @@
+"""The entry point: commands found by name when they are called, and the exit codes.
+
+Help imports no command, hence neither torch nor transformers. A command is a module of this package, in the table below,
+with a function `command`, or a Typer named `app` where it has commands of its own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from importlib import metadata
+from typing import Annotated, Any, NamedTuple, NoReturn
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from draftscope.errors import DraftscopeError
+
+FOUND, USAGE, UNREADABLE, INTERNAL, UNDECIDED = 1, 2, 3, 4, 5
+INTERRUPTED, CLOSED_PIPE = 130, 141
+
+
+class Entry(NamedTuple):
+    """A command in the table: one line of help, and the heading it stands under."""
+
+    help: str
+    group: str
+
+
+FIRST, FINGERPRINTS, PIPELINE, HOUSEKEEPING = "Commands", "Fingerprints", "Pipeline", "Around it"
+
+TABLE = {
+    "demo": Entry("The case on the embedded pair: healthy, broken, diagnosed, fixed, measured again.", FIRST),
+    "lint": Entry("What a consumer makes of a draft checkpoint; no GPU, no states, seconds.", FIRST),
+    "inspect": Entry("What a file, data set, checkpoint or capture is and holds.", FIRST),
+    "capture": Entry("States at the draft's input while serving, under a budget.", FIRST),
+    "replay": Entry("Acceptance of a draft offline, over recorded states.", FIRST),
+    "diagnose": Entry("The cause, its evidence, the fix and what the fix will bring.", FIRST),
+    "scan": Entry("The mergeable statistics of a source: its fingerprint.", FINGERPRINTS),
+    "compare": Entry("Two sources or fingerprints against each other.", FINGERPRINTS),
+    "prepare": Entry("Prompts to the target's own answers.", PIPELINE),
+    "extract": Entry("Answers to training states.", PIPELINE),
+    "train": Entry("Training states to an EAGLE-3 draft.", PIPELINE),
+    "generate": Entry("Speculative decoding with a draft, counted.", PIPELINE),
+    "convert": Entry("States and checkpoints from one format to another.", HOUSEKEEPING),
+    "drill": Entry("The exercise that scores the diagnosis on known faults.", HOUSEKEEPING),
+    "gate": Entry("A check for continuous integration.", HOUSEKEEPING),
+    "serve": Entry("Reports in a browser.", HOUSEKEEPING),
+}
+
+EPILOG = (
+    "Exit codes: 0 clean or done, 1 a cause was found, 2 usage, 3 input that cannot be read or contradicts itself, "
+    "4 internal error (--debug shows where), 5 undecided."
+)
+
+
+def available() -> dict[str, Entry]:
+    """The commands of the table that this installation has, in order; none is imported."""
+    return {name: entry for name, entry in TABLE.items() if importlib.util.find_spec(_module(name)) is not None}
+
+
+def _module(name: str) -> str:
+    return f"draftscope.cli.{name.replace('-', '_')}"
+
+
+class Commands(TyperGroup):
+    """The group of all commands; `commands` holds stand-ins until one is called."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = {name: TyperCommand(name=name, short_help=entry.help) for name, entry in available().items()}
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return load(cmd_name) if cmd_name in self.commands else None
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        groups: dict[str, list[tuple[str, str]]] = {}
+        entries = available()
+        for name, entry in entries.items():
+            groups.setdefault(entry.group, []).append((f"{name:<{max(map(len, entries))}}", entry.help))
+        for heading, rows in groups.items():
+            with formatter.section(heading):
+                formatter.write_dl(rows)
+
+
+def load(name: str) -> Any:
+    """Import the command `name` and make it callable."""
+    module = importlib.import_module(_module(name))
+    app = getattr(module, "app", None)
+    if app is None:
+        app = typer.Typer(add_completion=False, rich_markup_mode=None)
+        app.command(name)(module.command)
+    command = typer.main.get_command(app)
+    command.name = name
+    return _without_markup(command)
+
+
+def _without_markup(command: Any) -> Any:
+    command.rich_markup_mode = None
+    for child in getattr(command, "commands", {}).values():
+        _without_markup(child)
+    return command
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"draftscope {metadata.version('draftscope')}")
+        raise typer.Exit
+
+
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks; DRAFTSCOPE_DEBUG=1 does the same.")] = False,
+) -> None:
+    """Finds out why a draft model's tokens get rejected."""
+
+
+def _root() -> Any:
+    app = typer.Typer(cls=Commands, add_completion=False, rich_markup_mode=None, no_args_is_help=True, epilog=EPILOG)
+    app.callback()(_options)
+    return typer.main.get_command(app)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line; returns its exit code. A command returns its own, or raises `typer.Exit`."""
+    from draftscope.cli import common
+
+    arguments, debug = _take_debug(list(arguments))
+    common.forget()
+    with warnings.catch_warnings():
+        if not debug:
+            _calm_libraries()
+        return _run(arguments, debug)
+
+
+def _run(arguments: list[str], debug: bool) -> int:
+    from draftscope.cli import common
+
+    try:
+        with _root().make_context("draftscope", arguments) as context:
+            code = context.command.invoke(context)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except typer.Exit as leaving:
+        return leaving.exit_code
+    except typer.TyperException as error:
+        error.show() if hasattr(error, "show") else _say(str(error))
+        return USAGE
+    except (KeyboardInterrupt, typer.Abort):
+        _say(f"interrupted; {common.kept()}")
+        return INTERRUPTED
+    except BrokenPipeError:
+        _silence_stdout()
+        return CLOSED_PIPE
+    except DraftscopeError as error:
+        return _refused(error, debug)
+    except OSError as error:
+        if error.filename is None:
+            return _internal(error, debug)
+        return _refused(DraftscopeError(error.strerror or "cannot be read", where=os.fsdecode(error.filename)), debug)
+    except Exception as error:
+        return _internal(error, debug)
+
+
+def main() -> NoReturn:
+    sys.exit(run(sys.argv[1:]))
+
+
+def _take_debug(arguments: list[str]) -> tuple[list[str], bool]:
+    """`--debug` works wherever it stands, like the variable."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    rest = [a for a in arguments[:end] if a != "--debug"] + arguments[end:]
+    return rest, len(rest) < len(arguments) or os.environ.get("DRAFTSCOPE_DEBUG", "") not in ("", "0")
+
+
+def _calm_libraries() -> None:
+    """Read when the libraries are imported, hence before any command is."""
+    for key, value in {
+        "TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }.items():
+        os.environ.setdefault(key, value)
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore")
+
+
+def _refused(error: DraftscopeError, debug: bool) -> int:
+    from draftscope.cli import common
+
+    if debug:
+        traceback.print_exception(error)
+    _say(str(error))
+    _guarded(lambda: common.refuse(error))
+    return error.exit_code
+
+
+def _internal(error: Exception, debug: bool) -> int:
+    if debug:
+        traceback.print_exception(error)
+    where = traceback.extract_tb(error.__traceback__)[-1:]
+    place = f" at {os.path.basename(where[0].filename)}:{where[0].lineno}" if where else ""
+    hint = "" if debug else "; run it again with --debug for the traceback"
+    _say(f"internal error: {type(error).__name__}{place}: {str(error) or 'no message'}{hint}")
+    return INTERNAL
+
+
+def _guarded(action: Callable[[], None]) -> None:
+    try:
+        action()
+    except (DraftscopeError, BrokenPipeError) as error:
+        _say(str(error) or "the JSON could not be written")
+
+
+def _say(text: str) -> None:
+    from draftscope.report.words import visible
+
+    print(f"draftscope: {visible(text)}", file=sys.stderr, flush=True)
+
+
+def _silence_stdout() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
