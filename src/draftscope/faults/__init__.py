@@ -1,0 +1,29 @@
+"""Every fault that draftscope recognises, in the order in which ties are broken: what voids other figures first."""
+
+from __future__ import annotations
+
+from draftscope.faults.base import Fault
+from draftscope.faults.layer_offset import LayerOffset
+from draftscope.faults.layer_set import LayerSet
+from draftscope.faults.lossmask_empty import LossmaskEmpty
+from draftscope.faults.nonfinite import NonFinite
+from draftscope.faults.recur_state import RecurState
+from draftscope.faults.residual_missing import ResidualMissing
+from draftscope.faults.scale_mult import ScaleMult
+from draftscope.faults.token_shift import TokenShift
+from draftscope.faults.train_budget import TrainBudget
+from draftscope.faults.vocab_map import VocabMap
+from draftscope.faults.weight_missing import WeightMissing
+
+FAULTS: tuple[Fault, ...] = (
+    NonFinite(), WeightMissing(), VocabMap(), LayerSet(), LayerOffset(), ResidualMissing(), ScaleMult(), TokenShift(), RecurState(),
+    LossmaskEmpty(), TrainBudget(),
+)
+
+
+def fault(name: str) -> Fault:
+    """The fault of this id; KeyError lists the known ones."""
+    for candidate in FAULTS:
+        if candidate.id == name:
+            return candidate
+    raise KeyError(f"unknown fault {name!r}; known: {', '.join(f.id for f in FAULTS)}")

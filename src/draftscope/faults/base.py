@@ -1,0 +1,103 @@
+"""A fault: a named cause. One file each says what it is, how it is recognised, made, undone and fixed."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from draftscope.eagle3.reading import D2T
+from draftscope.faults.measurements import Measurements, SideFacts, SideName
+from draftscope.faults.plant import Plant
+from draftscope.findings import Evidence, Fix, Placed, Recovery, Strength, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Undo:
+    """What a replay changes so that the fault is gone.
+
+    Attributes:
+        reference: serving slots to be replaced by the target's own states at the reference boundary (needs the target).
+        order: slot i takes recorded slot order[i]; () = as recorded.
+        scale: slot -> factor to multiply by.
+        shift: rows to move by: row t takes recorded row t + shift.
+        d2t, feedback: how the draft is read instead; None = unchanged.
+    """
+
+    reference: frozenset[int] = frozenset()
+    order: tuple[int, ...] = ()
+    scale: Mapping[int, float] = field(default_factory=dict)
+    shift: int = 0
+    d2t: D2T | Literal["rebuilt"] | None = None
+    feedback: Literal["pre", "post"] | None = None
+
+
+@dataclass(slots=True)
+class Suspicion:
+    """A fault that the measurements speak for, before its cost is known.
+
+    Attributes:
+        proven: the evidence alone proves it (state-level, static, or by the gate); replay then only says what it costs.
+        undo: None where replay cannot undo it; `recovery` then says what would.
+        runtime: seen only in the engine's behaviour.
+    """
+
+    fault: str
+    side: SideName
+    where: list[str]
+    says: str
+    strength: Strength
+    evidence: list[Evidence]
+    fix: Fix
+    recovery: Recovery
+    undo: Undo | None = None
+    runtime: bool = False
+    caveats: list[str] = field(default_factory=list)
+
+
+class Fault(ABC):
+    """A named cause.
+
+    Class attributes:
+        id: the catalogue's class name in lower case.
+        verdict: the verdict it leads to when it comes first (training files alone: `data`; engine only: `runtime`).
+        variants: names that `make` understands, the plainest first.
+        includes: faults whose made data may rightly show this one as well.
+    """
+
+    id: ClassVar[str]
+    title: ClassVar[str]
+    verdict: ClassVar[Verdict]
+    variants: ClassVar[tuple[str, ...]]
+    includes: ClassVar[frozenset[str]] = frozenset()
+
+    @abstractmethod
+    def recognise(self, m: Measurements) -> list[Suspicion]:
+        """Suspicions that the measurements support; none on a healthy pair."""
+
+    @abstractmethod
+    def make(self, plant: Plant, variant: str) -> Plant:
+        """The set-up with this fault planted; ValueError for an unknown variant."""
+
+
+def compared_slots(m: Measurements) -> tuple[SideFacts | None, list[tuple[Placed, Placed]]]:
+    """The side that departs from the reference, and its placed slots beside what each should have been."""
+    side = m.train if m.departed == "train" else m.serve
+    if side is None or m.reference is None:
+        return None, []
+    return side, [(got, want) for got, want in zip(side.slots, m.reference, strict=False) if got.boundary is not None]
+
+
+def of_side(side: SideName) -> str:
+    """The side in words."""
+    return "the served states" if side == "serve" else "the training states"
+
+
+def verdict_of(fault: Fault, suspicion: Suspicion) -> Verdict:
+    """Where the first finding leads (design, section 6)."""
+    if suspicion.runtime:
+        return "runtime"
+    if suspicion.side == "train" and fault.verdict == "wiring":
+        return "data"
+    return fault.verdict

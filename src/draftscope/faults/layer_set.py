@@ -1,0 +1,84 @@
+"""layer-set: the slots hold other boundaries than the draft was trained on, and not by one common step of one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from draftscope.boundaries import Boundary
+from draftscope.faults.base import Fault, Suspicion, Undo, of_side
+from draftscope.faults.fixes import capture_boundaries
+from draftscope.faults.layers import Moved, evidence, moved, name
+from draftscope.faults.measurements import Measurements
+from draftscope.faults.plant import Plant
+
+
+class LayerSet(Fault):
+    """Default ids in place of configured ones, a state put in front, an order changed, a slot doubled or lost."""
+
+    id = "layer-set"
+    title = "slots hold other layers"
+    verdict = "wiring"
+    variants = ("embedding in front", "permuted", "duplicated", "train permuted")
+
+    def recognise(self, m: Measurements) -> list[Suspicion]:
+        found = moved(m)
+        if found is None or found.is_offset or m.reference is None:
+            return []
+        side = found.side
+        order = _order(m, found)
+        undo = None
+        if side.name == "serve":
+            undo = Undo(order=order) if order else Undo(reference=frozenset(got.slot for got, _ in found.slots))
+        return [Suspicion(
+            fault=self.id, side=side.name, where=[side.where(got.slot) for got, _ in found.slots],
+            says=f"{of_side(side.name)} are {_pattern(m, found)}",
+            strength="proven" if side.proof != "none" else "suspected",
+            evidence=evidence(m, found, "layer-set if the displacement differs between slots; layer-offset if it is one common step of one"),
+            fix=capture_boundaries(side.name, m.reference, m.layers, _advice(m, found)),
+            recovery="replayed" if undo else "needs-retraining", undo=undo,
+        )]
+
+    def make(self, plant: Plant, variant: str) -> Plant:
+        low, middle, high = plant.serve.slots
+        made = {
+            "embedding in front": (Boundary(0), low, middle),
+            "permuted": (middle, high, low),
+            "duplicated": (low, middle, middle),
+        }
+        if variant == "train permuted":
+            return replace(plant, train=replace(plant.train, slots=(middle, high, low)))
+        if variant not in made:
+            raise ValueError(f"layer-set has no variant {variant!r}")
+        return replace(plant, serve=replace(plant.serve, slots=made[variant]))
+
+
+def _held(m: Measurements, found: Moved) -> tuple[list[int | None], list[int | None]]:
+    return [p.boundary for p in found.side.slots], [p.boundary for p in m.reference or ()]
+
+
+def _order(m: Measurements, found: Moved) -> tuple[int, ...]:
+    """How to put recorded slots back, where all that is wanted was recorded in another slot."""
+    held, wanted = _held(m, found)
+    if None in held or sorted(map(str, held)) != sorted(map(str, wanted)) or len(set(held)) < len(held):
+        return ()
+    return tuple(held.index(b) for b in wanted)
+
+
+def _pattern(m: Measurements, found: Moved) -> str:
+    held, wanted = _held(m, found)
+    text = "[" + ", ".join(name(p) for p in found.side.slots) + "] where the draft was trained on [" + ", ".join(
+        name(p) for p in m.reference or ()) + "]"
+    if _order(m, found):
+        return f"{text}: the right states in another order"
+    if held[0] == 0 and wanted[0] != 0 and held[1:] == wanted[:-1]:
+        return f"{text}: the embedding was put in front, everything moved up one slot, and the last state dropped out"
+    if len(set(held)) < len(held) and None not in held:
+        return f"{text}: one state is there twice, another is missing"
+    return text
+
+
+def _advice(m: Measurements, found: Moved) -> str:
+    held, wanted = _held(m, found)
+    if held[0] == 0 and wanted[0] != 0:
+        return "Do not capture the embedding: the training data does not hold it, whatever its labels say."
+    return "Capture the layers that the training data holds, in its order."

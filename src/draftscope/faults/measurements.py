@@ -1,0 +1,145 @@
+"""What was measured, as the faults see it: figures only, each taken once, each from the user's own files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from draftscope.findings import Placed
+
+SideName = Literal["train", "serve"]
+
+
+@dataclass(frozen=True, slots=True)
+class NonFinite:
+    """NaN or Inf in one slot: how many rows of how many, and where first (slot -1: the last state)."""
+
+    slot: int
+    rows: int
+    of: int
+    first: str
+    first_row: int
+
+
+@dataclass(slots=True)
+class SideFacts:
+    """One side, training or serving.
+
+    Attributes:
+        slots: what each slot is, as placed; empty when nothing could be placed.
+        proof: how it was placed: by a `sweep` of the target over the same tokens, by `parts` (boundary 0 only), or not.
+        embedding: per slot, whether it equals the token's embedding row up to one factor; None = not tested.
+        masked: samples whose loss mask is known; empty: those of them without one answer token.
+    """
+
+    name: SideName
+    sequences: int
+    tokens: int
+    slots: list[Placed] = field(default_factory=list)
+    proof: Literal["sweep", "parts", "none"] = "none"
+    nonfinite: list[NonFinite] = field(default_factory=list)
+    embedding: list[bool | None] = field(default_factory=list)
+    last: Placed | None = None
+    last_agreement: float | None = None
+    masked: int = 0
+    empty: int = 0
+    answer_tokens: int = 0
+
+    def where(self, slot: int) -> str:
+        """The slot's name in findings."""
+        name = f"slot {slot}" if slot >= 0 else "last"
+        return name if self.name == "serve" else f"train:{name}"
+
+
+@dataclass(slots=True)
+class MapFacts:
+    """The draft's vocabulary map as it stands in the checkpoint.
+
+    Attributes:
+        stored: `offset` (every stack's convention), `absolute`, `zero`, `missing`, or `none needed` (D == V).
+        why: the figures that decide it.
+        rebuilt: whether the map can be rebuilt from `t2d`.
+    """
+
+    draft_vocab: int
+    vocab: int
+    stored: Literal["offset", "absolute", "zero", "missing", "none needed"]
+    why: str
+    rebuilt: bool
+
+
+@dataclass(slots=True)
+class StageFacts:
+    """Where the engine's draft departs from the checkpoint's, stage by stage (None = not recorded).
+
+    Relative errors are medians over rows; agreements are shares of recorded first drafts.
+    """
+
+    fc_error: float | None = None
+    layer_error: float | None = None
+    head_agreement: dict[str, float] = field(default_factory=dict)
+    feedback_error: dict[str, float] = field(default_factory=dict)
+    steps: int = 0
+
+
+@dataclass(slots=True)
+class GateFacts:
+    """Share of the engine's own steps in which replay gives the recorded accepted count."""
+
+    share: float
+    steps: int
+    near_ties: int
+    left_out: int
+
+    @property
+    def passed(self) -> bool:
+        return self.share >= 0.99
+
+
+@dataclass(slots=True)
+class RungFacts:
+    """A rung's figures that rules read."""
+
+    length: float | None
+    joint: list[float]
+    nll: float | None
+    coverage: float | None
+    rows: int
+
+
+@dataclass(slots=True)
+class Measurements:
+    """Everything the faults may look at.
+
+    Attributes:
+        expected: boundaries that the checkpoint's own configuration names, or None.
+        reference: what the draft's slots have to be: the training side as placed, else as `expected` says.
+        departed: which side departs from the reference where the two differ.
+        missing: tensors the checkpoint lacks (native names).
+        feedback: which state the checkpoint was trained to receive at later steps.
+        gate: as read; gate_with: the same with a known runtime fault added to the reading, by `key=value`.
+        unigram_nll: -log p of the training answers' tokens under their own frequencies.
+        assigned: unpaired candidates: serving slot -> training entry, with margins.
+    """
+
+    train: SideFacts | None = None
+    serve: SideFacts | None = None
+    expected: tuple[int, ...] | None = None
+    reference: tuple[Placed, ...] | None = None
+    reference_from: str = ""
+    departed: SideName = "serve"
+    layers: int | None = None
+    missing: tuple[str, ...] = ()
+    feedback: Literal["pre", "post"] = "pre"
+    vocabulary: MapFacts | None = None
+    stages: StageFacts | None = None
+    gate: GateFacts | None = None
+    gate_with: dict[str, GateFacts] = field(default_factory=dict)
+    rungs: dict[str, RungFacts] = field(default_factory=dict)
+    unigram_nll: float | None = None
+    assigned: list[tuple[int, int, float]] = field(default_factory=list)
+    consumer: str | None = None
+
+    def sides(self) -> list[SideFacts]:
+        """The sides at hand, training first."""
+        return [side for side in (self.train, self.serve) if side is not None]

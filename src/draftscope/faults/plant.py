@@ -1,0 +1,37 @@
+"""A healthy set-up, and what the maker of a fault changes in it: at the place where the real fault acts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from draftscope.eagle3.reading import Reading
+from draftscope.target.wiring import Wiring
+
+
+@dataclass(frozen=True, slots=True)
+class Plant:
+    """How a pair is trained and served.
+
+    Attributes:
+        serve, train: which target states the engine, and the writer of the training data, put into the slots.
+        engine: how the engine reads the checkpoint.
+        drop: name prefixes of tensors that the checkpoint file lacks.
+        stored_map: how the exporter wrote `d2t`.
+        loss_mask: `empty` when the assistant marker was never found.
+        training_steps: the draft trained anew, with so few steps; None = the pair's own draft.
+        labels: the names that the writer of the training data gives its entries; () = boundaries, truthfully.
+    """
+
+    serve: Wiring
+    train: Wiring
+    engine: Reading = Reading()
+    drop: tuple[str, ...] = ()
+    stored_map: Literal["offset", "absolute"] = "offset"
+    loss_mask: Literal["kept", "empty"] = "kept"
+    training_steps: int | None = None
+    labels: tuple[str, ...] = ()
+
+    @classmethod
+    def healthy(cls, boundaries: tuple[int, ...]) -> Plant:
+        return cls(serve=Wiring.of(boundaries), train=Wiring.of(boundaries))
