@@ -1,0 +1,107 @@
+"""Plain training data: `hs_{i}.safetensors` with `hidden_states` [T, L, H], `token_ids` [T] and `loss_mask` [T].
+
+It is the file of speculators >= 0.5 (`src/speculators/train/data.py`) plus the mask.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from draftscope.errors import DraftscopeError
+from draftscope.states.folder import FileSource, list_files, number_of
+from draftscope.states.tensorfile import TensorFile, entry_labels, read_json, save_tensors
+from draftscope.states.types import Sample
+
+NAME = "plain"
+SUFFIX = ".safetensors"
+
+
+def fits(file: Path) -> str | None:
+    """Why a file is of this format, by the header alone; None if it is not."""
+    try:
+        opened = TensorFile(file)
+        if not opened.has("hidden_states") or len(shape := opened.shape("hidden_states")) != 3:
+            return None
+    except DraftscopeError:
+        return None
+    if not opened.has("token_ids") or len(opened.shape("token_ids")) != 1:
+        return None
+    return f"{file.name}: `hidden_states` has three axes {list(shape)} (tokens, entries, width), with `token_ids` beside it"
+
+
+def sniff(path: Path) -> str | None:
+    """Why the path holds plain training data; None if no file there fits."""
+    return next((why for file in list_files(path, SUFFIX)[0] if (why := fits(file)) is not None), None)
+
+
+def open(path: Path, chosen: str | None = None) -> FileSource[Sample]:
+    """Samples of a folder or of one file, lazily, by number.
+
+    Raises:
+        DraftscopeError: nothing there, or a file named directly is unreadable.
+    """
+    files, others = list_files(path, SUFFIX)
+    meta: dict[str, Any] = {}
+    if path.is_file():
+        read_sample(path, [])
+    else:
+        described = path / "data_config.json"
+        if described.is_file():
+            try:
+                found = read_json(described)
+                meta = found if isinstance(found, dict) else {}
+            except DraftscopeError:
+                meta = {}
+    for file in files[:8]:
+        try:
+            meta = {**meta, **TensorFile(file).metadata}
+            break
+        except DraftscopeError:
+            continue
+    return FileSource(kind="samples", path=path, format=NAME, chosen=chosen or "format named by the user", files=files,
+                      others=others, meta=meta, read=read_sample)
+
+
+def read_sample(file: Path, notes: list[str]) -> Sample:
+    """One sample; its tensors stay mapped.
+
+    Raises:
+        DraftscopeError: names, ranks, dtypes or numbers of rows that do not fit, named with file and tensor.
+    """
+    opened = TensorFile(file)
+    states = opened.floats("hidden_states", 3, "[tokens, entries, width]")
+    token_ids = opened.integers("token_ids", 1, "[tokens]")
+    if len(token_ids) != len(states):
+        raise opened.fail(f"has {len(token_ids)} rows for {len(states)} rows of `hidden_states`", "token_ids")
+    mask = None
+    if opened.has("loss_mask"):
+        mask = opened.integers("loss_mask", 1, "[tokens]", booleans=True)
+        if len(mask) != len(states):
+            raise opened.fail(f"has {len(mask)} rows for {len(states)} rows of `hidden_states`", "loss_mask")
+        mask = mask != 0
+    labels = entry_labels(opened.metadata, states.shape[1], notes)
+    return Sample(name=file.name, token_ids=token_ids.to(torch.int64), states=states, loss_mask=mask, labels=labels,
+                  index=number_of(file))
+
+
+def write_sample(path: Path, sample: Sample, metadata: dict[str, Any] | None = None) -> None:
+    """Write `hs_{i}.safetensors`, whole or not at all. Labels other than `entry i` go to the metadata.
+
+    Raises:
+        DraftscopeError: rows that do not fit each other, or a disk that refuses.
+    """
+    rows = len(sample.states)
+    lengths = [rows, len(sample.token_ids), *([] if sample.loss_mask is None else [len(sample.loss_mask)])]
+    if sample.states.dim() != 3 or len(set(lengths)) > 1:
+        raise DraftscopeError(f"states {list(sample.states.shape)}, token ids and mask differ in length: {lengths}", where=str(path))
+    named = dict(metadata or {})
+    if sample.labels and sample.labels != tuple(f"entry {i}" for i in range(sample.states.shape[1])):
+        named.setdefault("labels", list(sample.labels))
+    tensors = {
+        "hidden_states": sample.states, "token_ids": sample.token_ids.to(torch.int64),
+        "loss_mask": None if sample.loss_mask is None else sample.loss_mask.to(torch.uint8),
+    }
+    save_tensors(path, tensors, named)

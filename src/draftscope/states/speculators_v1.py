@@ -1,0 +1,146 @@
+"""Training files of speculators up to 0.4: `data_{i}.pt` with `input_ids`, `loss_mask` and a list `hidden_states`.
+
+The last list entry is the verifier's last state, the others are concatenated in order (`standardize_data_v1` in
+`src/speculators/train/data.py`, reader removed after 0.8). `data_config.json` beside them describes the run
+(`src/speculators/data_generation/config_generator.py`); its layer ids are those of the old generator.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from draftscope.errors import DraftscopeError
+from draftscope.states.folder import FileSource, list_files, number_of
+from draftscope.states.tensorfile import INTEGERS, entry_labels, read_json
+from draftscope.states.torchfile import load_tensors, owns_its_data
+from draftscope.states.types import Sample
+
+NAME = "speculators-v1"
+SUFFIX = ".pt"
+ENTRIES_LIMIT = 512  # entries may share memory, so the file's size bounds their number badly
+
+
+def fits(file: Path) -> str | None:
+    """Why a file is of this format; None if it is not."""
+    try:
+        held = _mapping(file)
+        states = _entries(file, held)[0]
+        _integers(file, held, "input_ids", len(states[0]))
+    except DraftscopeError:
+        return None
+    return f"{file.name}: a torch file whose `hidden_states` is {len(states)} tensors {list(states[0].shape)} (tokens, width)"
+
+
+def sniff(path: Path) -> str | None:
+    """Why the path holds such files; None if no file there fits."""
+    return next((why for file in list_files(path, SUFFIX)[0] if (why := fits(file)) is not None), None)
+
+
+def open(path: Path, chosen: str | None = None) -> FileSource[Sample]:
+    """Samples of a folder or of one file, lazily, by number.
+
+    Raises:
+        DraftscopeError: nothing there, or a file named directly is unreadable.
+    """
+    files, others = list_files(path, SUFFIX)
+    beside = (path.parent if path.is_file() else path) / "data_config.json"
+    notes: list[str] = []
+    meta: dict[str, Any] = {}
+    if beside.is_file():
+        try:
+            found = read_json(beside)
+        except DraftscopeError as error:
+            notes.append(f"{error}; passed over")
+        else:
+            meta = found if isinstance(found, dict) else {}
+    described = meta.get("hidden_states")
+    claimed = {"layer_ids": described["layer_ids"]} if isinstance(described, dict) and "layer_ids" in described else {}
+    if path.is_file():
+        read_sample(path, [], claimed)
+    source = FileSource(kind="samples", path=path, format=NAME, chosen=chosen or "format named by the user", files=files,
+                        others=others, meta={**meta, **claimed}, read=lambda file, said: read_sample(file, said, claimed))
+    source.notes.extend(notes)
+    return source
+
+
+def read_sample(file: Path, notes: list[str], claimed: dict[str, Any] | None = None) -> Sample:
+    """One sample. Entries of unlike dtype are widened, with a note.
+
+    Args:
+        claimed: layer ids of `data_config.json`, used as labels where the file has none.
+
+    Raises:
+        DraftscopeError: names, ranks, dtypes or numbers of rows that do not fit, named with file and key.
+    """
+    held = _mapping(file)
+    states, names = _entries(file, held)
+    if len({entry.dtype for entry in states}) > 1:
+        notes.append("entries have unlike dtypes: widened to the widest")
+    rows = len(states[0])
+    stacked = torch.stack(states, dim=1)
+    metadata: dict[str, Any] = {**(claimed or {}), **{key: held[key] for key in ("labels", "layer_ids") if key in held}}
+    if names is not None:
+        metadata["labels"] = names
+    mask = _integers(file, held, "loss_mask", rows, booleans=True) if "loss_mask" in held else None
+    token_ids = _integers(file, held, "input_ids", rows).to(torch.int64)
+    return Sample(name=file.name, token_ids=token_ids, states=stacked, loss_mask=None if mask is None else mask != 0,
+                  labels=entry_labels(metadata, len(states), notes), index=number_of(file))
+
+
+def _mapping(file: Path) -> dict[str, Any]:
+    held = load_tensors(file)
+    if not isinstance(held, dict):
+        raise DraftscopeError(f"holds a {type(held).__name__} where a dict with `input_ids` and `hidden_states` is expected",
+                              where=str(file))
+    return held
+
+
+def _entries(file: Path, held: dict[str, Any]) -> tuple[list[Tensor], list[str] | None]:
+    """The entries, each [T, H], and their names where the file keeps them by name."""
+    where = f"{file}, hidden_states"
+    if "hidden_states" not in held:
+        keys = ", ".join(sorted(str(key) for key in held)[:8]) or "nothing"
+        raise DraftscopeError(f"has no `hidden_states` (it holds {keys})", where=str(file))
+    value, names = held["hidden_states"], None
+    if isinstance(value, dict):
+        names, value = [str(key) for key in value], list(value.values())
+    if isinstance(value, Tensor):
+        if value.dim() != 3:
+            raise DraftscopeError(f"has shape {list(value.shape)} where [tokens, entries, width] is expected", where=where)
+        value = list(value.unbind(1)) if owns_its_data(value) else [value]
+    if not isinstance(value, list | tuple) or not value:
+        raise DraftscopeError("is no list of tensors", where=where)
+    if len(value) > ENTRIES_LIMIT:
+        raise DraftscopeError(f"has {len(value)} entries", where=where)
+    for i, entry in enumerate(value):
+        if not isinstance(entry, Tensor) or not entry.dtype.is_floating_point or entry.dim() != 2 or 0 in entry.shape:
+            what = f"a {entry.dtype} of {list(entry.shape)}" if isinstance(entry, Tensor) else type(entry).__name__
+            raise DraftscopeError(f"is {what} where floating [tokens, width] is expected", where=f"{where}[{i}]")
+        if not owns_its_data(entry):
+            raise DraftscopeError("declares more values than the file holds", where=f"{where}[{i}]")
+        if entry.shape != value[0].shape:
+            raise DraftscopeError(f"has shape {list(entry.shape)}, entry 0 has {list(value[0].shape)}", where=f"{where}[{i}]")
+    return list(value), names
+
+
+def _integers(file: Path, held: dict[str, Any], key: str, rows: int, *, booleans: bool = False) -> Tensor:
+    where = f"{file}, {key}"
+    if key not in held:
+        raise DraftscopeError(f"has no `{key}`", where=str(file))
+    value = held[key]
+    if isinstance(value, list):
+        try:
+            value = torch.tensor(value)
+        except (ValueError, TypeError, RuntimeError, OverflowError):
+            raise DraftscopeError("is no list of integers", where=where) from None
+    if not isinstance(value, Tensor) or not owns_its_data(value) or (value.dtype not in INTEGERS and not (
+        booleans and value.dtype == torch.bool
+    )):
+        raise DraftscopeError("is no integer tensor", where=where)
+    if value.shape != (rows,):
+        raise DraftscopeError(f"has shape {list(value.shape)} for {rows} rows of `hidden_states`", where=where)
+    return value

@@ -1,0 +1,185 @@
+"""Safetensors files: reads that name what is wrong, writes that are whole or not there."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from draftscope.errors import DraftscopeError
+
+INTEGERS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32, torch.uint64})
+
+
+class TensorFile:
+    """An open safetensors file: shapes come from the header, tensors are mapped from the disk when asked for.
+
+    Args:
+        path: file to open.
+
+    Raises:
+        DraftscopeError: it does not exist, is not safetensors, is cut short, or its header does not add up.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        if not path.is_file():
+            raise DraftscopeError("is not a file" if path.exists() else "does not exist", where=str(path))
+        try:
+            self._file = safe_open(path, framework="pt")
+            self._names = frozenset(self._file.keys())
+            self.metadata: dict[str, str] = dict(self._file.metadata() or {})
+        except (SafetensorError, OSError, ValueError) as error:
+            raise DraftscopeError(f"is not a whole safetensors file ({_reason(error)})", where=str(path),
+                                  remedy="Copy or write it again") from None
+
+    @property
+    def names(self) -> frozenset[str]:
+        return self._names
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        with self._named(name):
+            return tuple(self._file.get_slice(name).get_shape())
+
+    def tensor(self, name: str) -> Tensor:
+        """The tensor, mapped: a page is read when it is touched."""
+        with self._named(name):
+            return self._file.get_tensor(name)
+
+    def has(self, name: str) -> bool:
+        return name in self._names
+
+    def fail(self, what: str, name: str = "") -> DraftscopeError:
+        return DraftscopeError(what, where=f"{self.path}, tensor {name}" if name else str(self.path))
+
+    def floats(self, name: str, rank: int, layout: str) -> Tensor:
+        """A floating tensor of the given rank; `layout` (such as `[T, L, H]`) is for the message."""
+        tensor = self._ranked(name, rank, layout)
+        if not tensor.dtype.is_floating_point:
+            raise self.fail(f"has dtype {_short(tensor.dtype)} where floating values are expected", name)
+        return tensor
+
+    def integers(self, name: str, rank: int, layout: str, *, booleans: bool = False) -> Tensor:
+        """An integer tensor (or bool, where allowed) of the given rank, in the dtype stored."""
+        tensor = self._ranked(name, rank, layout)
+        if tensor.dtype not in INTEGERS and not (booleans and tensor.dtype == torch.bool):
+            raise self.fail(f"has dtype {_short(tensor.dtype)} where integers are expected", name)
+        return tensor
+
+    def _ranked(self, name: str, rank: int, layout: str) -> Tensor:
+        if name not in self._names:
+            held = ", ".join(sorted(self._names)[:8]) or "no tensor at all"
+            raise self.fail(f"has no tensor `{name}` (it holds {held})")
+        shape = self.shape(name)
+        if len(shape) != rank:
+            raise self.fail(f"has shape {list(shape)} where {layout} is expected", name)
+        if 0 in shape:
+            raise self.fail(f"is empty: shape {list(shape)}", name)
+        return self.tensor(name)
+
+    @contextmanager
+    def _named(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except (SafetensorError, OSError, ValueError, RuntimeError, TypeError, AttributeError) as error:
+            raise self.fail(f"cannot be read ({_reason(error)})", name) from None
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor | None], metadata: Mapping[str, Any]) -> None:
+    """Write a safetensors file under a temporary name and rename it; metadata that is no text is written as JSON.
+
+    Raises:
+        DraftscopeError: the disk refuses.
+    """
+    held: dict[str, Tensor] = {}
+    storages: set[int] = set()
+    for name, tensor in tensors.items():
+        if tensor is None:
+            continue
+        plain = tensor.detach().cpu().contiguous()
+        # safetensors refuses tensors that share memory.
+        if plain.untyped_storage().data_ptr() in storages or plain.untyped_storage().nbytes() != plain.nbytes:
+            plain = plain.clone()
+        storages.add(plain.untyped_storage().data_ptr())
+        held[name] = plain
+    texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in metadata.items() if value is not None}
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.touch()
+        mode = temporary.stat().st_mode & 0o777
+        save_file(held, temporary, metadata=texts or None)
+        temporary.chmod(mode)  # safetensors writes 0600, whatever the umask says
+        temporary.replace(path)
+    except (OSError, SafetensorError) as error:
+        raise DraftscopeError(f"cannot be written ({_reason(error)})", where=str(path)) from None
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read_json(path: Path, limit: int = 16 * 2**20) -> Any:
+    """A JSON document of at most `limit` bytes.
+
+    Raises:
+        DraftscopeError: missing, too large, or not JSON.
+    """
+    try:
+        if path.stat().st_size > limit:
+            raise DraftscopeError(f"is larger than {limit} bytes", where=str(path))
+        return parse_json(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise DraftscopeError(f"is not readable JSON ({_reason(error)})", where=str(path)) from None
+
+
+def parse_json(text: str | bytes) -> Any:
+    """`json.loads` whose every failure is a ValueError."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def json_list(metadata: Mapping[str, Any], key: str, length: int, notes: list[str]) -> list[Any] | None:
+    """The list of `length` that a metadata entry holds; anything else is passed over with a note."""
+    if key not in metadata:
+        return None
+    value = metadata[key]
+    if isinstance(value, str):
+        try:
+            value = parse_json(value)
+        except ValueError:
+            notes.append(f"metadata `{key}` is not JSON: passed over")
+            return None
+    if not isinstance(value, list) or not all(isinstance(item, str | int) for item in value):
+        notes.append(f"metadata `{key}` is no list of names or numbers: passed over")
+        return None
+    if len(value) != length:
+        notes.append(f"metadata `{key}` has {len(value)} items for {length} entries: passed over")
+        return None
+    return value
+
+
+def entry_labels(metadata: Mapping[str, Any], length: int, notes: list[str]) -> tuple[str, ...]:
+    """What the file calls its entries: `labels`, else its layer ids, else `entry i`."""
+    labels = json_list(metadata, "labels", length, notes)
+    if labels is not None:
+        return tuple(str(label) for label in labels)
+    ids = json_list(metadata, "layer_ids", length, notes)
+    return tuple(f"entry {i}" for i in range(length)) if ids is None else tuple(f"layer {i}" for i in ids)
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _reason(error: BaseException) -> str:
+    text = " ".join(str(error).split()).removeprefix("Error while deserializing header: ")
+    return text[:200] or type(error).__name__

@@ -1,0 +1,88 @@
+"""Files of `torch.save` as data: loaded weights-only, after their zip entries and pickle opcodes were looked at."""
+
+from __future__ import annotations
+
+import pickle
+import pickletools
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from draftscope.errors import DraftscopeError
+
+PICKLE_LIMIT = 64 * 2**20
+REBUILDS = frozenset({"collections OrderedDict", "torch._utils _rebuild_tensor_v2", "torch._utils _rebuild_parameter"})
+
+
+def load_tensors(path: Path) -> Any:
+    """What `torch.save` wrote, as long as it is tensors in plain containers; mapped, not read.
+
+    torch's weights-only loader still lets a pickle name callables that allocate by a number in the file
+    (`bytearray`, tensors without storage), so the names are held against a shorter list first.
+
+    Raises:
+        DraftscopeError: no zip archive of torch, cut short, sizes beyond the file, or a pickle that names anything but
+            tensors. Nothing from such a file is executed.
+    """
+    if not path.is_file():
+        raise DraftscopeError("is not a file" if path.exists() else "does not exist", where=str(path))
+    _check(path)
+    try:
+        held = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except (RuntimeError, OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, EOFError, AssertionError,
+            RecursionError, MemoryError, OverflowError, pickle.UnpicklingError) as error:
+        raise DraftscopeError(f"cannot be loaded as tensors ({_reason(error)})", where=str(path),
+                              remedy="Write it again with torch.save") from None
+    return held
+
+
+def owns_its_data(tensor: Tensor) -> bool:
+    """False for a view that declares more values than its storage holds."""
+    return tensor.layout == torch.strided and tensor.device.type == "cpu" and tensor.nbytes <= tensor.untyped_storage().nbytes()
+
+
+def _check(path: Path) -> None:
+    size = path.stat().st_size
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entries = archive.infolist()
+            names = [entry.filename for entry in entries]
+            if any(entry.file_size > size or entry.compress_type != zipfile.ZIP_STORED for entry in entries) or (
+                sum(entry.file_size for entry in entries) > size
+            ):
+                raise DraftscopeError("declares more data than the file holds", where=str(path))
+            pickles = [entry for entry in entries if entry.filename.endswith("/data.pkl") or entry.filename == "data.pkl"]
+            if len(pickles) != 1 or len(set(names)) != len(names):
+                raise DraftscopeError("is a zip archive, but not of torch.save", where=str(path))
+            if pickles[0].file_size > PICKLE_LIMIT:
+                raise DraftscopeError(f"has a pickle of {pickles[0].file_size} bytes", where=str(path))
+            text = archive.read(pickles[0])
+    except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError, ValueError, RuntimeError) as error:
+        raise DraftscopeError(f"is not a whole file of torch.save ({_reason(error)})", where=str(path),
+                              remedy="Copy or write it again (formats older than torch 1.6 are not read)") from None
+    for name in _globals(text, path):
+        module, _, attribute = name.partition(" ")
+        if name not in REBUILDS and not (module in ("torch", "torch.storage") and attribute.endswith("Storage")):
+            raise DraftscopeError(f"its pickle names `{module}.{attribute}`, which is no tensor data; nothing was executed",
+                                  where=str(path), remedy="Save plain tensors in dicts and lists")
+
+
+def _globals(text: bytes, path: Path) -> list[str]:
+    try:
+        found = []
+        for opcode, argument, _ in pickletools.genops(text):
+            if opcode.name == "GLOBAL":
+                found.append(str(argument))
+            elif opcode.name in ("STACK_GLOBAL", "INST", "EXT1", "EXT2", "EXT4"):
+                found.append(f"pickle {opcode.name}")
+        return found
+    except Exception as error:
+        raise DraftscopeError(f"has a broken pickle ({_reason(error)})", where=str(path)) from None
+
+
+def _reason(error: BaseException) -> str:
+    text = str(error).strip()
+    return (text.splitlines()[0][:200] if text else "") or type(error).__name__
