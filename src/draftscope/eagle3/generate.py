@@ -1,0 +1,214 @@
+"""Speculative decoding with an EAGLE-3 draft: draft a chain, verify it in one pass of the target, keep what matches.
+
+Greedy, batched, rows of a batch progressing each at its own speed. Plain decoding is the same code with chains of length
+0. Conventions: row t of the draft holds the target's states at token t and the embedding of token t+1, at position t
+(SGLang `eagle_worker_v2.py`, vLLM `set_inputs_first_pass`); rows that were accepted are extended with their true features.
+Shapes: R rows of the batch, W tokens of a pass, K drafted tokens, S slots, Ht target width, H draft width.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from draftscope.eagle3.drafter import Drafter
+from draftscope.eagle3.generated import Generated
+from draftscope.eagle3.model import Draft
+from draftscope.errors import DraftscopeError, UsageError
+from draftscope.target.wiring import Wiring
+
+if TYPE_CHECKING:
+    from draftscope.target.model import Target
+
+PREFILL_ROWS = 8  # prompts of unlike length padded together; more only adds padding
+
+
+@dataclass(slots=True)
+class Rows:
+    """Rows of one request in one pass, as the draft receives them. Views: copy what is to be kept.
+
+    Attributes:
+        start: position of the first row.
+        token_ids: [W] the token whose state the row is labelled with.
+        fc_input: [W, S, Ht] in the target's dtype.
+        fc_output: [W, H].
+        last: [W, Ht] last state before the final norm.
+        verified_ids: [W] what the target chose after the row; -1 where it wasn't asked (inside the prompt).
+    """
+
+    start: int
+    token_ids: Tensor
+    fc_input: Tensor
+    fc_output: Tensor
+    last: Tensor
+    verified_ids: Tensor
+
+
+class Observer(Protocol):
+    """Sees every pass of a speculative generation. It must not raise, nor write to the tensors it is shown."""
+
+    def prefill(self, request: int, rows: Rows) -> None:
+        """The prompt's rows, in one block."""
+        ...
+
+    def step(self, request: int, rows: Rows, accepted: int, drafted: Tensor, states: Tensor) -> None:
+        """One verify step: K+1 rows, the count, drafted ids [K], the draft's outputs [K, H] that they came from."""
+        ...
+
+    def done(self, generated: Generated) -> None:
+        """The request has ended; nothing more comes of it."""
+        ...
+
+
+def generate(target: Target, draft: Draft | None, prompts: Sequence[Sequence[int]], *, wiring: Wiring, k: int = 3,
+             max_new: int = 64, stop_ids: frozenset[int] = frozenset(), rows: int = 1, context: int | None = None,
+             feedback: Literal["pre", "post"] | None = None, observer: Observer | None = None,
+             on_tokens: Callable[[int], None] | None = None) -> list[Generated]:
+    """Answer every prompt, greedily, at most `rows` at once; a finished row makes room for the next prompt.
+
+    In float32 the text is that of plain decoding (`draft=None`), but for places where the target's two best logits are
+    closer than rounding (see `generated.divergence`).
+
+    Args:
+        prompts: token ids, none empty.
+        wiring: which target states the draft gets.
+        k: drafted tokens per step (the chain's length).
+        stop_ids: tokens that end the text, kept as its last token.
+        context: most tokens of prompt and text together; None = the target's `max_position_embeddings`.
+        feedback: the state fed back to the next draft step; None = as the draft's configuration says.
+        observer: sees every pass. Plain decoding has none.
+        on_tokens: called after every pass with the number of tokens that it added to texts.
+
+    Raises:
+        DraftscopeError: a prompt that is empty, too long or outside the vocabulary, or a draft that does not go with the target.
+    """
+    context = context or int(getattr(target.config, "max_position_embeddings", None) or 2**31)
+    _check(target, draft, prompts, wiring, k, max_new, context)
+    k = 0 if draft is None else k
+    rows = max(1, min(rows, len(prompts)))
+    capacity = min(max(map(len, prompts), default=0) + max_new, context) + k + 1
+    taps = () if draft is None else wiring.slots
+    cache = target.new_cache(rows, capacity)
+    drafter = None if draft is None else Drafter(draft, k, rows, capacity, feedback)
+    results = [Generated(request) for request in range(len(prompts))]
+    waiting = deque(results)
+    held: list[Generated | None] = [None] * rows
+    bonus = torch.zeros(rows, dtype=torch.int64)  # chosen by the target after each row's last state, not yet read by it
+
+    def keep(request: Generated, tokens: list[int]) -> int:
+        before = len(request.token_ids)
+        request.append(tokens, stop_ids, max_new, context - len(prompts[request.request]))
+        return len(request.token_ids) - before
+
+    with torch.inference_mode():
+        while True:
+            # Prefill: prompts into free rows, as long as there are both.
+            while waiting and None in held:
+                free = [row for row in range(rows) if held[row] is None][: min(PREFILL_ROWS, len(waiting))]
+                fresh = [waiting.popleft() for _ in free]
+                at = torch.tensor(free)
+                ids, counts = _pad([prompts[request.request] for request in fresh])
+                for request in fresh:
+                    request.started = time.perf_counter()
+                cache.clear(at)
+                seen = target.forward(ids, taps, cache=cache, rows=at)
+                cache.commit(counts, at)
+                ends = torch.arange(len(at)), counts - 1
+                bonus[at] = target.logits(seen.post[ends]).argmax(-1)
+                if drafter is not None:
+                    features = wiring.apply(seen.taps, counts)
+                    hidden = drafter.draft.project(features)
+                    following = F.pad(ids[:, 1:], (0, 1))
+                    following[ends] = bonus[at]
+                    drafter.cache.clear(at)
+                    drafter.extend(hidden, following, counts, at)
+                for i, (row, request) in enumerate(zip(free, fresh, strict=True)):
+                    request.first_token = time.perf_counter()
+                    keep(request, [int(bonus[row])])
+                    held[row] = request if request.finish is None else None
+                    if observer is not None and drafter is not None:
+                        n = int(counts[i])
+                        chosen = F.pad(bonus[row, None], (n - 1, 0), value=-1)
+                        block = Rows(0, ids[i, :n], features[i, :n], hidden[i, :n], seen.last[i, :n], chosen)
+                        observer.prefill(request.request, block)
+                        if request.finish is not None:
+                            observer.done(request)
+                if on_tokens is not None:
+                    on_tokens(len(fresh))
+
+            live = [(row, request) for row, request in enumerate(held) if request is not None]
+            if not live:
+                return results
+            at = torch.tensor([row for row, _ in live])
+            some = at if len(live) < rows else None  # None spares the caches a copy of their past
+
+            # Draft: a chain of K tokens per row.
+            drafted, states = drafter.propose(some) if drafter is not None else (bonus.new_empty(len(live), 0), None)
+
+            # Verify: the target reads the token it chose last and the chain, which counts up to its first miss.
+            ids = torch.cat([bonus[at, None], drafted], 1)
+            starts = cache.lengths[at]
+            seen = target.forward(ids, taps, cache=cache, rows=some)
+            chosen = target.logits(seen.post).argmax(-1)
+            accepted = (chosen[:, :-1] == drafted).cumprod(-1).sum(-1)
+            cache.commit(accepted + 1, some)
+            bonus[at] = chosen.gather(1, accepted[:, None])[:, 0]
+            added = 0
+            for i, (row, request) in enumerate(live):
+                request.accepted_counts.append(int(accepted[i]))
+                request.drafted_ids.append(drafted[i].tolist())
+                added += keep(request, chosen[i, : int(accepted[i]) + 1].tolist())
+                held[row] = request if request.finish is None else None
+
+            # Extend: the draft over the accepted rows, now with their true features.
+            if drafter is not None:
+                features = wiring.apply(seen.taps, torch.full_like(accepted, k + 1), starts)
+                hidden = drafter.draft.project(features)
+                if observer is not None and states is not None:
+                    for i, (_, request) in enumerate(live):
+                        block = Rows(int(starts[i]), ids[i], features[i], hidden[i], seen.last[i], chosen[i])
+                        observer.step(request.request, block, int(accepted[i]), drafted[i], states[i])
+                        if request.finish is not None:
+                            observer.done(request)
+                width = int(accepted.max()) + 1
+                drafter.extend(hidden[:, :width], chosen[:, :width], accepted + 1, some)
+            if on_tokens is not None:
+                on_tokens(added)
+
+
+def _pad(prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    tensors = [torch.tensor(prompt) for prompt in prompts]
+    return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True), torch.tensor([len(t) for t in tensors])
+
+
+def _check(target: Target, draft: Draft | None, prompts: Sequence[Sequence[int]], wiring: Wiring, k: int, max_new: int,
+           context: int) -> None:
+    if max_new < 1 or (draft is not None and k < 1):
+        raise UsageError(f"{max_new} new tokens with chains of {k}", remedy="Both must be at least 1")
+    vocab = len(target.parts.embedding)
+    for i, prompt in enumerate(prompts):
+        if not prompt:
+            raise DraftscopeError("holds no token", where=f"prompt {i}")
+        if len(prompt) >= context:
+            raise DraftscopeError(f"{len(prompt)} tokens leave no room for an answer in a context of {context}",
+                                  where=f"prompt {i}", remedy="Shorten or drop it")
+        if min(prompt) < 0 or max(prompt) >= vocab:
+            raise DraftscopeError(f"token ids {min(prompt)}..{max(prompt)} do not fit a vocabulary of {vocab}",
+                                  where=f"prompt {i}", remedy="Render the prompt with the target's own tokenizer")
+    if draft is None:
+        return
+    config = draft.config
+    if len(wiring.slots) != config.slots or config.target_hidden_size != target.width:
+        raise DraftscopeError(
+            f"the draft takes {config.slots} states {config.target_hidden_size} wide, the target's wiring gives "
+            f"{len(wiring.slots)} of {target.width}", remedy="The draft was made for another target, or for other layer ids",
+        )
+    if int(draft.target_ids.max()) >= vocab or int(draft.target_ids.min()) < 0:
+        raise DraftscopeError(f"the draft's map leads to token {int(draft.target_ids.max())}, the target knows {vocab}")
