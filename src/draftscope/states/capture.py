@@ -102,25 +102,25 @@ def read_trace(file: Path, notes: list[str]) -> Trace:
         DraftscopeError: names, ranks, dtypes or numbers of rows that do not fit, named with file and tensor.
     """
     opened = TensorFile(file)
+    opened.require("fc_input", "token_ids")
     fc_input = opened.floats("fc_input", 2, "[rows, slots x width]")
     token_ids = opened.integers("token_ids", 1, "[rows]").to(torch.int64)
     rows = len(fc_input)
 
-    def fitting(name: str, tensor: Tensor, count: int, of: str) -> Tensor:
-        if len(tensor) != count:
-            raise opened.fail(f"has {len(tensor)} rows for {count} of `{of}`", name)
+    def fitting(name: str, tensor: Tensor) -> Tensor:
+        opened.fit(name, len(tensor), rows, "fc_input")
         return tensor
 
     def row_numbers(name: str, dtype: torch.dtype, *, booleans: bool = False) -> Tensor | None:
         if not opened.has(name):
             return None
-        tensor = fitting(name, opened.integers(name, 1, "[rows]", booleans=booleans), rows, "fc_input")
+        tensor = fitting(name, opened.integers(name, 1, "[rows]", booleans=booleans))
         return tensor != 0 if dtype == torch.bool else tensor.to(dtype)
 
     def row_floats(name: str) -> Tensor | None:
-        return fitting(name, opened.floats(name, 2, "[rows, width]"), rows, "fc_input") if opened.has(name) else None
+        return fitting(name, opened.floats(name, 2, "[rows, width]")) if opened.has(name) else None
 
-    fitting("token_ids", token_ids, rows, "fc_input")
+    fitting("token_ids", token_ids)
     accepted = row_numbers("accepted", torch.bool, booleans=True)
     trace = Trace(
         name=file.name, fc_input=fc_input, token_ids=token_ids,
@@ -153,7 +153,7 @@ def _read_steps(opened: TensorFile, trace: Trace) -> None:
         for name, number in said.items():
             first = next(iter(said))
             if number != said[first]:
-                raise opened.fail(f"has {number} {what} where `{first}` has {said[first]}", name)
+                raise opened.fail(f"has {number} {what} where `{first}` has {said[first]}", name, "rows")
 
 
 def _has_steps(opened: TensorFile, name: str) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
 from draftscope.errors import DraftscopeError
+from draftscope.states.errors import StatesError
 from draftscope.states.types import Sample, Skipped, Trace
 
 Item = TypeVar("Item", Sample, Trace)
@@ -100,7 +101,8 @@ class FileSource(Generic[Item]):
                 first = first or str(error)
                 if (str(file), -1) not in seen:
                     seen.add((str(file), -1))
-                    self.skipped.append(Skipped(str(file), why_of(error, file)))
+                    cause = error.cause if isinstance(error, StatesError) else "broken"
+                    self.skipped.append(Skipped(str(file), why_of(error, file), cause=cause))
                 continue
             found = True
             yield item

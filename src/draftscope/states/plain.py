@@ -72,15 +72,14 @@ def read_sample(file: Path, notes: list[str]) -> Sample:
         DraftscopeError: names, ranks, dtypes or numbers of rows that do not fit, named with file and tensor.
     """
     opened = TensorFile(file)
+    opened.require("hidden_states", "token_ids")
     states = opened.floats("hidden_states", 3, "[tokens, entries, width]")
     token_ids = opened.integers("token_ids", 1, "[tokens]")
-    if len(token_ids) != len(states):
-        raise opened.fail(f"has {len(token_ids)} rows for {len(states)} rows of `hidden_states`", "token_ids")
+    opened.fit("token_ids", len(token_ids), len(states), "hidden_states")
     mask = None
     if opened.has("loss_mask"):
         mask = opened.integers("loss_mask", 1, "[tokens]", booleans=True)
-        if len(mask) != len(states):
-            raise opened.fail(f"has {len(mask)} rows for {len(states)} rows of `hidden_states`", "loss_mask")
+        opened.fit("loss_mask", len(mask), len(states), "hidden_states")
         mask = mask != 0
     labels = entry_labels(opened.metadata, states.shape[1], notes)
     return Sample(name=file.name, token_ids=token_ids.to(torch.int64), states=states, loss_mask=mask, labels=labels,
@@ -96,7 +95,7 @@ def write_sample(path: Path, sample: Sample, metadata: dict[str, Any] | None = N
     rows = len(sample.states)
     lengths = [rows, len(sample.token_ids), *([] if sample.loss_mask is None else [len(sample.loss_mask)])]
     if sample.states.dim() != 3 or len(set(lengths)) > 1:
-        raise DraftscopeError(f"states {list(sample.states.shape)}, token ids and mask differ in length: {lengths}", where=str(path))
+        raise DraftscopeError(f"states {list(sample.states.shape)}, token ids and mask have {lengths} rows", where=str(path))
     named = dict(metadata or {})
     if sample.labels and sample.labels != tuple(f"entry {i}" for i in range(sample.states.shape[1])):
         named.setdefault("labels", list(sample.labels))

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from draftscope.errors import DraftscopeError
+from draftscope.states.errors import StatesError
 from draftscope.states.folder import FileSource, list_files, number_of
 from draftscope.states.tensorfile import INTEGERS, entry_labels, read_json
 from draftscope.states.torchfile import load_tensors, owns_its_data
@@ -94,8 +95,8 @@ def read_sample(file: Path, notes: list[str], claimed: dict[str, Any] | None = N
 def _mapping(file: Path) -> dict[str, Any]:
     held = load_tensors(file)
     if not isinstance(held, dict):
-        raise DraftscopeError(f"holds a {type(held).__name__} where a dict with `input_ids` and `hidden_states` is expected",
-                              where=str(file))
+        raise StatesError(f"holds a {type(held).__name__} where a dict with `input_ids` and `hidden_states` is expected",
+                          cause="foreign", where=str(file))
     return held
 
 
@@ -104,43 +105,45 @@ def _entries(file: Path, held: dict[str, Any]) -> tuple[list[Tensor], list[str] 
     where = f"{file}, hidden_states"
     if "hidden_states" not in held:
         keys = ", ".join(sorted(str(key) for key in held)[:8]) or "nothing"
-        raise DraftscopeError(f"has no `hidden_states` (it holds {keys})", where=str(file))
+        raise StatesError(f"has no `hidden_states` (it holds {keys})", cause="layout" if "input_ids" in held else "foreign",
+                          where=str(file))
     value, names = held["hidden_states"], None
     if isinstance(value, dict):
         names, value = [str(key) for key in value], list(value.values())
     if isinstance(value, Tensor):
         if value.dim() != 3:
-            raise DraftscopeError(f"has shape {list(value.shape)} where [tokens, entries, width] is expected", where=where)
+            raise StatesError(f"has shape {list(value.shape)} where [tokens, entries, width] is expected", where=where)
         value = list(value.unbind(1)) if owns_its_data(value) else [value]
     if not isinstance(value, list | tuple) or not value:
-        raise DraftscopeError("is no list of tensors", where=where)
+        raise StatesError("is no list of tensors", where=where)
     if len(value) > ENTRIES_LIMIT:
-        raise DraftscopeError(f"has {len(value)} entries", where=where)
+        raise StatesError(f"has {len(value)} entries", where=where)
     for i, entry in enumerate(value):
         if not isinstance(entry, Tensor) or not entry.dtype.is_floating_point or entry.dim() != 2 or 0 in entry.shape:
             what = f"a {entry.dtype} of {list(entry.shape)}" if isinstance(entry, Tensor) else type(entry).__name__
-            raise DraftscopeError(f"is {what} where floating [tokens, width] is expected", where=f"{where}[{i}]")
+            raise StatesError(f"is {what} where floating [tokens, width] is expected", where=f"{where}[{i}]")
         if not owns_its_data(entry):
-            raise DraftscopeError("declares more values than the file holds", where=f"{where}[{i}]")
+            raise StatesError("declares more values than the file holds", where=f"{where}[{i}]")
         if entry.shape != value[0].shape:
-            raise DraftscopeError(f"has shape {list(entry.shape)}, entry 0 has {list(value[0].shape)}", where=f"{where}[{i}]")
+            raise StatesError(f"has shape {list(entry.shape)}, entry 0 has {list(value[0].shape)}", where=f"{where}[{i}]",
+                              cause="rows" if len(entry) != len(value[0]) else "layout")
     return list(value), names
 
 
 def _integers(file: Path, held: dict[str, Any], key: str, rows: int, *, booleans: bool = False) -> Tensor:
     where = f"{file}, {key}"
     if key not in held:
-        raise DraftscopeError(f"has no `{key}`", where=str(file))
+        raise StatesError(f"has no `{key}`", where=str(file))
     value = held[key]
     if isinstance(value, list):
         try:
             value = torch.tensor(value)
         except (ValueError, TypeError, RuntimeError, OverflowError):
-            raise DraftscopeError("is no list of integers", where=where) from None
+            raise StatesError("is no list of integers", where=where) from None
     if not isinstance(value, Tensor) or not owns_its_data(value) or (value.dtype not in INTEGERS and not (
         booleans and value.dtype == torch.bool
     )):
-        raise DraftscopeError("is no integer tensor", where=where)
+        raise StatesError("is no integer tensor", where=where)
     if value.shape != (rows,):
-        raise DraftscopeError(f"has shape {list(value.shape)} for {rows} rows of `hidden_states`", where=where)
+        raise StatesError(f"has shape {list(value.shape)} for {rows} rows of `hidden_states`", cause="rows", where=where)
     return value

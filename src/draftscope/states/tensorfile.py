@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from draftscope.errors import DraftscopeError
+from draftscope.states.errors import Cause, StatesError
 
 INTEGERS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32, torch.uint64})
 
@@ -32,14 +33,14 @@ class TensorFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         if not path.is_file():
-            raise DraftscopeError("is not a file" if path.exists() else "does not exist", where=str(path))
+            raise StatesError("is not a file" if path.exists() else "does not exist", cause="broken", where=str(path))
         try:
             self._file = safe_open(path, framework="pt")
             self._names = frozenset(self._file.keys())
             self.metadata: dict[str, str] = dict(self._file.metadata() or {})
         except (SafetensorError, OSError, ValueError) as error:
-            raise DraftscopeError(f"is not a whole safetensors file ({_reason(error)})", where=str(path),
-                                  remedy="Copy or write it again") from None
+            raise StatesError(f"is not a whole safetensors file ({_reason(error)})", cause="broken", where=str(path),
+                              remedy="Copy or write it again") from None
 
     @property
     def names(self) -> frozenset[str]:
@@ -57,8 +58,21 @@ class TensorFile:
     def has(self, name: str) -> bool:
         return name in self._names
 
-    def fail(self, what: str, name: str = "") -> DraftscopeError:
-        return DraftscopeError(what, where=f"{self.path}, tensor {name}" if name else str(self.path))
+    def fail(self, what: str, name: str = "", cause: Cause = "layout") -> StatesError:
+        return StatesError(what, cause=cause, where=f"{self.path}, tensor {name}" if name else str(self.path))
+
+    def require(self, *names: str) -> None:
+        """Raise for the first name that is not there; a file that has none of them is foreign."""
+        lacking = [name for name in names if name not in self._names]
+        if lacking:
+            held = ", ".join(sorted(self._names)[:8]) or "no tensor at all"
+            raise self.fail(f"has no tensor `{lacking[0]}` (it holds {held})",
+                            cause="foreign" if len(lacking) == len(names) else "layout")
+
+    def fit(self, name: str, count: int, rows: int, of: str) -> None:
+        """Raise unless a tensor has as many rows as `of`."""
+        if count != rows:
+            raise self.fail(f"has {count} rows for {rows} of `{of}`", name, "rows")
 
     def floats(self, name: str, rank: int, layout: str) -> Tensor:
         """A floating tensor of the given rank; `layout` (such as `[T, L, H]`) is for the message."""
@@ -75,9 +89,7 @@ class TensorFile:
         return tensor
 
     def _ranked(self, name: str, rank: int, layout: str) -> Tensor:
-        if name not in self._names:
-            held = ", ".join(sorted(self._names)[:8]) or "no tensor at all"
-            raise self.fail(f"has no tensor `{name}` (it holds {held})")
+        self.require(name)
         shape = self.shape(name)
         if len(shape) != rank:
             raise self.fail(f"has shape {list(shape)} where {layout} is expected", name)
@@ -90,7 +102,7 @@ class TensorFile:
         try:
             yield
         except (SafetensorError, OSError, ValueError, RuntimeError, TypeError, AttributeError) as error:
-            raise self.fail(f"cannot be read ({_reason(error)})", name) from None
+            raise self.fail(f"cannot be read ({_reason(error)})", name, "broken") from None
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor | None], metadata: Mapping[str, Any]) -> None:
@@ -122,7 +134,8 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor | None], metadata: Map
     except (OSError, SafetensorError) as error:
         raise DraftscopeError(f"cannot be written ({_reason(error)})", where=str(path)) from None
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 def read_json(path: Path, limit: int = 16 * 2**20) -> Any:

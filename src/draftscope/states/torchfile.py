@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftscope.errors import DraftscopeError
+from draftscope.states.errors import StatesError
 
 PICKLE_LIMIT = 64 * 2**20
 REBUILDS = frozenset({"collections OrderedDict", "torch._utils _rebuild_tensor_v2", "torch._utils _rebuild_parameter"})
@@ -24,17 +24,17 @@ def load_tensors(path: Path) -> Any:
     (`bytearray`, tensors without storage), so the names are held against a shorter list first.
 
     Raises:
-        DraftscopeError: no zip archive of torch, cut short, sizes beyond the file, or a pickle that names anything but
+        StatesError: no zip archive of torch, cut short, sizes beyond the file, or a pickle that names anything but
             tensors. Nothing from such a file is executed.
     """
     if not path.is_file():
-        raise DraftscopeError("is not a file" if path.exists() else "does not exist", where=str(path))
+        raise StatesError("is not a file" if path.exists() else "does not exist", cause="broken", where=str(path))
     _check(path)
     try:
         held = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except (RuntimeError, OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, EOFError, AssertionError,
             RecursionError, MemoryError, OverflowError, pickle.UnpicklingError) as error:
-        raise DraftscopeError(f"cannot be loaded as tensors ({_reason(error)})", where=str(path),
+        raise StatesError(f"cannot be loaded as tensors ({_reason(error)})", cause="broken", where=str(path),
                               remedy="Write it again with torch.save") from None
     return held
 
@@ -53,21 +53,21 @@ def _check(path: Path) -> None:
             if any(entry.file_size > size or entry.compress_type != zipfile.ZIP_STORED for entry in entries) or (
                 sum(entry.file_size for entry in entries) > size
             ):
-                raise DraftscopeError("declares more data than the file holds", where=str(path))
+                raise StatesError("declares more data than the file holds", cause="broken", where=str(path))
             pickles = [entry for entry in entries if entry.filename.endswith("/data.pkl") or entry.filename == "data.pkl"]
             if len(pickles) != 1 or len(set(names)) != len(names):
-                raise DraftscopeError("is a zip archive, but not of torch.save", where=str(path))
+                raise StatesError("is a zip archive, but not of torch.save", cause="broken", where=str(path))
             if pickles[0].file_size > PICKLE_LIMIT:
-                raise DraftscopeError(f"has a pickle of {pickles[0].file_size} bytes", where=str(path))
+                raise StatesError(f"has a pickle of {pickles[0].file_size} bytes", cause="broken", where=str(path))
             text = archive.read(pickles[0])
     except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError, ValueError, RuntimeError) as error:
-        raise DraftscopeError(f"is not a whole file of torch.save ({_reason(error)})", where=str(path),
+        raise StatesError(f"is not a whole file of torch.save ({_reason(error)})", cause="broken", where=str(path),
                               remedy="Copy or write it again (formats older than torch 1.6 are not read)") from None
     for name in _globals(text, path):
         module, _, attribute = name.partition(" ")
         if name not in REBUILDS and not (module in ("torch", "torch.storage") and attribute.endswith("Storage")):
-            raise DraftscopeError(f"its pickle names `{module}.{attribute}`, which is no tensor data; nothing was executed",
-                                  where=str(path), remedy="Save plain tensors in dicts and lists")
+            raise StatesError(f"its pickle names `{module}.{attribute}`, which is no tensor data; nothing was executed",
+                                  cause="broken", where=str(path), remedy="Save plain tensors in dicts and lists")
 
 
 def _globals(text: bytes, path: Path) -> list[str]:
@@ -80,7 +80,7 @@ def _globals(text: bytes, path: Path) -> list[str]:
                 found.append(f"pickle {opcode.name}")
         return found
     except Exception as error:
-        raise DraftscopeError(f"has a broken pickle ({_reason(error)})", where=str(path)) from None
+        raise StatesError(f"has a broken pickle ({_reason(error)})", cause="broken", where=str(path)) from None
 
 
 def _reason(error: BaseException) -> str:

@@ -179,11 +179,16 @@ def _place_steps(trace: Trace, kept: Tensor) -> Steps | None:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A file or row that was passed over, and why; `row` is -1 for the whole file."""
+    """A file or row that was passed over, and why; `row` is -1 for the whole file.
+
+    `cause`: `foreign` = something else lies there; `broken` = cut short or no such file; `layout` = names, ranks or dtypes
+    do not fit the format; `rows` = tensors of one file differ in their number of rows.
+    """
 
     path: str
     why: str
     row: int = -1
+    cause: Literal["foreign", "broken", "layout", "rows"] = "foreign"
 
 
 @runtime_checkable
