@@ -50,16 +50,16 @@ class RaggedCache:
     def update(self, keys: Tensor, values: Tensor, layer_idx: int, **_: object) -> tuple[Tensor, Tensor]:
         """Write new keys and values [R, heads, width, dim]; return those of the whole span [R, heads, span, dim]."""
         if self._keys[layer_idx] is None:
-            shape = (self.rows, keys.shape[1], self.capacity, keys.shape[3])
-            self._keys[layer_idx] = keys.new_zeros(shape)
-            self._values[layer_idx] = values.new_zeros(shape)
+            self._keys[layer_idx], self._values[layer_idx] = (
+                new.new_zeros(self.rows, new.shape[1], self.capacity, new.shape[3]) for new in (keys, values)
+            )
         held = []
         for store, new in ((self._keys[layer_idx], keys), (self._values[layer_idx], values)):
             assert store is not None and self._write is not None
             rows = torch.arange(self.rows) if self._selected is None else self._selected
-            store[rows[:, None], :, self._write] = new.transpose(1, 2)
+            store[rows[:, None].to(store.device), :, self._write.to(store.device)] = new.transpose(1, 2)
             past = store[:, :, : self._span]
-            held.append(past if self._selected is None else past[self._selected])
+            held.append(past if self._selected is None else past[self._selected.to(store.device)])
         return held[0], held[1]
 
     def commit(self, counts: Tensor | int, rows: Tensor | None = None) -> None:

@@ -33,6 +33,15 @@ class Forward:
     post: Tensor
 
 
+@dataclass(slots=True)
+class Run:
+    """The states [R, W, Ht] that a pass went through, by boundary index, and its output after the final norm."""
+
+    streams: dict[int, Tensor]
+    partials: dict[int, Tensor]
+    post: Tensor
+
+
 class Target:
     """A causal language model whose residual stream can be tapped at every boundary.
 
@@ -98,18 +107,33 @@ class Target:
         Raises:
             UsageError: a tap that this target does not have.
         """
-        wanted = _streams(taps, self.layers)
-        with torch.no_grad(), _capture(self._layers, self._norm, self.family.mlp_input, *wanted) as (streams, partials):
+        streams, partials = _needed(taps, self.layers)
+        run = self.run(ids, streams, partials, cache=cache, rows=rows)
+        last = run.streams[self.layers]
+        found = [_pick(tap, run) for tap in taps]
+        return Forward(torch.stack(found, -2) if found else last.new_empty(*last.shape[:2], 0, self.width), last, run.post)
+
+    def run(
+        self, ids: Tensor, streams: set[int], partials: set[int], *, cache: RaggedCache | None = None, rows: Tensor | None = None,
+    ) -> Run:
+        """`forward` for boundary indices: the states themselves, nothing stacked or copied."""
+        with torch.no_grad(), _capture(self._layers, self._norm, self.family.mlp_input, streams, partials) as (held, between):
             arguments: dict[str, Any] = {"use_cache": False}
             if cache is not None:
                 positions, mask = cache.begin(ids.shape[1], rows)
                 positions = positions.to(self.device)
-                mask_arguments = self._masks(mask, positions)
-                arguments = {"position_ids": positions, "attention_mask": mask_arguments, "cache": cache, "use_cache": True}
+                arguments = {"position_ids": positions, "attention_mask": self._masks(mask, positions), "cache": cache,
+                             "use_cache": True}
             post: Tensor = self._body(ids.to(self.device), **arguments).last_hidden_state
-            last = streams[self.layers]
-            found = [_pick(tap, self.layers, streams, partials, post) for tap in taps]
-            return Forward(torch.stack(found, -2) if found else last.new_empty(*last.shape[:2], 0, self.width), last, post)
+        return Run(held, between, post)
+
+    def check_ids(self, name: str, ids: Tensor) -> None:
+        """Raise DraftscopeError if a token id is not one of the target's."""
+        if len(ids) and not (int(ids.min()) >= 0 and int(ids.max()) < self.parts.embedding.shape[0]):
+            raise DraftscopeError(
+                f"token ids {int(ids.min())}..{int(ids.max())}, but the target knows 0..{len(self.parts.embedding) - 1}",
+                where=name, remedy="The tokens come from another model's tokenizer",
+            )
 
     def _masks(self, mask: Tensor, positions: Tensor) -> Tensor | dict[str, Tensor]:
         """The cache's boolean mask as this family's attention takes it: windows applied, additive for eager attention."""
@@ -221,7 +245,7 @@ def _verify(target: Target) -> None:
                                   where=str(target.folder), remedy="This family of targets is not supported yet")
 
 
-def _streams(taps: Sequence[Boundary], layers: int) -> tuple[set[int], set[int]]:
+def _needed(taps: Sequence[Boundary], layers: int) -> tuple[set[int], set[int]]:
     """Indices of the streams, and of the partials, that the taps need; the last state always."""
     streams, partials = {layers}, set()
     for tap in taps:
@@ -261,14 +285,14 @@ def _capture(
             handle.remove()
 
 
-def _pick(tap: Boundary, layers: int, streams: dict[int, Tensor], partials: dict[int, Tensor], post: Tensor) -> Tensor:
+def _pick(tap: Boundary, run: Run) -> Tensor:
     if tap.norm == "post":
-        return post
+        return run.post
     if tap.kind == "partial":
-        return partials[tap.index]
+        return run.partials[tap.index]
     if tap.kind == "branch":
-        return streams[tap.index] - streams[tap.index - 1]
-    return streams[tap.index]
+        return run.streams[tap.index] - run.streams[tap.index - 1]
+    return run.streams[tap.index]
 
 
 def _first_line(error: Exception) -> str:

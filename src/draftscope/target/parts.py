@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from draftscope.errors import DraftscopeError
+from draftscope.states.tensorfile import TensorFile
 from draftscope.target.families import embed_scale, family_of
-
-T = TypeVar("T")
 
 _HEAD_CHUNK = 16384
 
@@ -188,7 +186,7 @@ def tensor_files(folder: Path) -> dict[str, Path]:
         )
     found: dict[str, Path] = {}
     for file in files:
-        found |= dict.fromkeys(open_tensors(file, lambda f: list(f.keys())), file)
+        found |= dict.fromkeys(TensorFile(file).names, file)
     return found
 
 
@@ -204,20 +202,9 @@ def read_tensors(folder: Path, where: Mapping[str, Path], names: list[str]) -> d
         if not file.is_file():
             raise DraftscopeError(f"missing, and it holds {', '.join(wanted)}", where=str(file),
                                   remedy="Copy this shard from the target's model folder")
-        tensors |= open_tensors(file, lambda f, wanted=wanted: {n: f.get_tensor(n) for n in wanted})  # type: ignore[misc]
+        opened = TensorFile(file)
+        tensors |= {name: opened.tensor(name) for name in wanted}
     return tensors
-
-
-def open_tensors(file: Path, read: Callable[[Any], T]) -> T:
-    """Open a safetensors file and read from it; what cannot be read becomes an error that names the file."""
-    try:
-        with safe_open(file, framework="pt") as f:
-            return read(f)
-    except (SafetensorError, OSError, ValueError) as error:
-        raise DraftscopeError(
-            f"cannot be read as safetensors ({error})", where=str(file),
-            remedy="A truncated copy is the usual cause: compare its size with the original and copy it again",
-        ) from None
 
 
 def _prefix(names: Mapping[str, Path], folder: Path) -> str:
