@@ -1,0 +1,111 @@
+"""Diagnoses as reports receive them: the case, a clean one, one that cannot tell, and one whose strings are hostile."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from draftscope.findings import Diagnosis, Effect, Evidence, Finding, Fix, Ladder, Placed, Placement, Rung
+
+HOSTILE = "</style></script><script>alert(1)</script><img src=x onerror=alert(1)>\x1b[31m\u202eevil\n[bold red]{{7*7}}"
+
+
+def rung(length: float, joint: list[float], *, held_out: bool | None = None, interval: tuple[float, float] | None = None) -> Rung:
+    conditional: list[float | None] = [joint[0]]
+    conditional += [b / a if a else None for a, b in pairwise(joint)]
+    return Rung(k=len(joint), length=length, interval=interval, joint=joint, conditional=conditional, nll=1.9, coverage=0.98,
+                rounds=812, rows=2204, readout="walk", held_out=held_out)
+
+
+def placed(slot: int, label: str, boundary: int, margin: float) -> Placed:
+    errors = [1e-7 if b == boundary else 0.1 + 0.02 * abs(b - boundary) for b in range(31)]
+    return Placed(slot=slot, label=label, boundary=boundary, norm="pre", kind="stream", margin=margin, error=1e-7, lag=0,
+                  scale=1.0, candidates=[boundary], share=1.0, errors=errors)
+
+
+def proven() -> Finding:
+    """An embedding put in front of the slots on the serving side."""
+    return Finding(
+        fault="layer-set", where=["slot 0", "slot 1", "slot 2"],
+        says="serving slots hold boundaries [0, 2, 15] where the draft was trained on [2, 15, 27]: the embedding was put in "
+             "front, everything moved up one slot, and the last state dropped out",
+        strength="proven", recovery="replayed",
+        acceptance=Effect(k=3, length_now=1.31, length_if_fixed=2.24, interval=(2.17, 2.31), nll_now=2.9, nll_if_fixed=1.8,
+                          left_in=1.31, all_fixed=2.24, gain=0.93, gain_interval=(0.85, 1.0)),
+        evidence=[
+            Evidence(
+                hypothesis="the states served come from other layers than the draft was trained on",
+                prediction="slots hold boundaries 2, 15, 27 (as the training files do) if the wiring is right",
+                measurement="each slot held against every boundary of the target, re-run over the same tokens",
+                result="slot 0 holds the embedding, wanted boundary 2 (error 1e-07, margin 1.00); slot 1 holds boundary 2, "
+                       "wanted boundary 15; slot 2 holds boundary 15, wanted boundary 27",
+                decides="layer-set: the displacement differs between slots; layer-offset would be one common step of one",
+                figures={"slot 0": {"holds": 0, "wanted": 2, "error": 1e-7}, "slot 1": {"holds": 2, "wanted": 15, "error": 3e-7}},
+            ),
+            Evidence(
+                hypothesis="slot 0 is the embedding", prediction="each row equals its token's embedding row up to one factor",
+                measurement="same token, same vector, against the target's embedding", result="1,804 of 1,804 rows, factor 1.000",
+                decides="boundary 0, without running the target",
+            ),
+        ],
+        fix=Fix(
+            says="Do not capture the embedding: the training data does not hold it, whatever its labels say.",
+            config={"sglang@0.5.23": {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 14, 26]}},
+                    "vllm@0.32": {"eagle_aux_hidden_state_layer_ids": [2, 15, 27]}},
+        ),
+        caveats=["acceptance after the fix is replayed, not served"],
+    )
+
+
+def suspected() -> Finding:
+    return Finding(
+        fault="template", where=[], says="the served prompts carry a system turn that no training sample has",
+        strength="suspected", recovery="needs-serving", fix=Fix(says="Serve with the chat template of the training data"),
+        evidence=[Evidence(hypothesis="h", prediction="p", measurement="m", result="0 of 64 against 64 of 64", decides="d")],
+    )
+
+
+def case() -> Diagnosis:
+    """The case this project starts from, on a target of 30 layers; figures invented, of a plausible size."""
+    return Diagnosis(
+        verdict="wiring",
+        findings=[proven(), suspected()],
+        placement=Placement(
+            train=[placed(0, "embed", 2, 0.71), placed(1, "layer 3", 15, 0.44), placed(2, "layer 31", 27, 0.52)],
+            serve=[placed(0, "2", 0, 1.0), placed(1, "30", 2, 0.7), placed(2, "58", 15, 0.41)],
+        ),
+        acceptance=Ladder(
+            trained=rung(2.31, [0.66, 0.41, 0.24], held_out=True, interval=(2.22, 2.4)),
+            served=rung(1.31, [0.22, 0.07, 0.02], interval=(1.27, 1.35)), as_read=rung(1.31, [0.22, 0.07, 0.02]),
+            measured=rung(1.30, [0.21, 0.07, 0.02]),
+        ),
+        matched={"serve": {"requests": 64, "rows": 9120, "rows without a token": 12}, "train": {"samples": 40}},
+        power={"smallest_effect": 0.06, "sequences": 64},
+        steps=["states cast from bfloat16 to float32", "12 rejected rows left out of 9,132"],
+        next=["reference: the target was given as parts only; give a folder with weights"],
+        provenance={"draftscope": "0.1.0", "serve": {"path": "capture/", "engine": "sglang", "engine_version": "0.5.23"}},
+    )
+
+
+def clean() -> Diagnosis:
+    return Diagnosis(
+        verdict="clean", acceptance=Ladder(trained=rung(2.31, [0.66, 0.41, 0.24]), as_read=rung(2.3, [0.66, 0.41, 0.23])))
+
+
+def undecided() -> Diagnosis:
+    return Diagnosis(verdict="undecided", next=["capture.bin: cannot be read"])
+
+
+def hostile() -> Diagnosis:
+    """The case with every string that a file can hold replaced."""
+    diagnosis = case()
+    for finding in diagnosis.findings:
+        finding.says = finding.fix.says = HOSTILE
+        finding.where, finding.caveats = [HOSTILE], [HOSTILE]
+        finding.fix.config = {HOSTILE: {HOSTILE: HOSTILE}}
+        finding.evidence = [Evidence(hypothesis=HOSTILE, prediction=HOSTILE, measurement=HOSTILE, result=HOSTILE, decides=HOSTILE,
+                                     figures={HOSTILE: {HOSTILE: [HOSTILE]}})]
+    for slot in diagnosis.placement.train + diagnosis.placement.serve:
+        slot.label = HOSTILE
+    diagnosis.matched = diagnosis.power = diagnosis.provenance = {HOSTILE: {HOSTILE: HOSTILE}}
+    diagnosis.next = diagnosis.steps = [HOSTILE]
+    return diagnosis
