@@ -33,7 +33,11 @@ class Rung(Model):
 
 
 class Effect(Model):
-    """What a fault costs: accept length now, and with the whole repair but for nothing else (None = not computed)."""
+    """What a fault costs, by replay (None = not computed).
+
+    `length_if_fixed` has only this fault undone, `left_in` all others undone but this one left in, `all_fixed` the whole
+    repair; `gain` = all_fixed - left_in, paired by sequence: the loss by which faults are ranked.
+    """
 
     k: int
     length_now: float | None
@@ -41,8 +45,10 @@ class Effect(Model):
     interval: tuple[float, float] | None = None
     nll_now: float | None = None
     nll_if_fixed: float | None = None
-    only_this_fixed: float | None = None
     left_in: float | None = None
+    all_fixed: float | None = None
+    gain: float | None = None
+    gain_interval: tuple[float, float] | None = None
 
 
 class Evidence(Model):
@@ -79,7 +85,11 @@ class Finding(Model):
 
 
 class Placed(Model):
-    """What a slot or entry is. `margin` = 1 - err(best) / err(second); unplaced: boundary None."""
+    """What a slot or entry is. `margin` = 1 - err(best) / err(second); unplaced: boundary None.
+
+    `transform` names the reading under which it fits (`none`, `lag`, `scale`, ...), `share` the rows that do, `errors` the plain
+    error under every stream boundary 0..n.
+    """
 
     slot: int
     label: str
@@ -90,7 +100,10 @@ class Placed(Model):
     error: float | None = None
     lag: int | None = None
     scale: float | None = None
+    transform: str = "none"
+    share: float | None = None
     candidates: list[int] = Field(default_factory=list)
+    errors: list[float] = Field(default_factory=list)
 
 
 class Placement(Model):

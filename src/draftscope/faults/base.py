@@ -80,6 +80,10 @@ class Fault(ABC):
     def make(self, plant: Plant, variant: str) -> Plant:
         """The set-up with this fault planted; ValueError for an unknown variant."""
 
+    def mend(self, plant: Plant, boundaries: tuple[int, ...]) -> Plant | None:
+        """The set-up with the fix applied, slots at the boundaries that the diagnosis found; None where it takes retraining."""
+        return None
+
 
 def compared_slots(m: Measurements) -> tuple[SideFacts | None, list[tuple[Placed, Placed]]]:
     """The side that departs from the reference, and its placed slots beside what each should have been."""

@@ -48,6 +48,9 @@ class LayerOffset(Fault):
             raise ValueError(f"layer-offset has no variant {variant!r}")
         return replace(plant, serve=_shifted(plant.serve, -1 if variant == "-1" else 1, which[variant]))
 
+    def mend(self, plant: Plant, boundaries: tuple[int, ...]) -> Plant | None:
+        return replace(plant, serve=replace(plant.serve, slots=Wiring.of(boundaries).slots))
+
 
 def _shifted(wiring: Wiring, by: int, which: object) -> Wiring:
     assert isinstance(which, range | list)

@@ -10,6 +10,7 @@ from draftscope.faults.fixes import capture_boundaries
 from draftscope.faults.layers import Moved, evidence, moved, name
 from draftscope.faults.measurements import Measurements
 from draftscope.faults.plant import Plant
+from draftscope.target.wiring import Wiring
 
 
 class LayerSet(Fault):
@@ -50,6 +51,9 @@ class LayerSet(Fault):
         if variant not in made:
             raise ValueError(f"layer-set has no variant {variant!r}")
         return replace(plant, serve=replace(plant.serve, slots=made[variant]))
+
+    def mend(self, plant: Plant, boundaries: tuple[int, ...]) -> Plant | None:
+        return replace(plant, serve=replace(plant.serve, slots=Wiring.of(boundaries).slots))
 
 
 def _held(m: Measurements, found: Moved) -> tuple[list[int | None], list[int | None]]:

@@ -51,3 +51,6 @@ class NonFinite(Fault):
         if variant == "train rows":
             return replace(plant, train=replace(plant.train, poison=2))
         raise ValueError(f"nonfinite has no variant {variant!r}")
+
+    def mend(self, plant: Plant, boundaries: tuple[int, ...]) -> Plant | None:
+        return replace(plant, serve=replace(plant.serve, poison=0))

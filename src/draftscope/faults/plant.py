@@ -19,7 +19,7 @@ class Plant:
         drop: name prefixes of tensors that the checkpoint file lacks.
         stored_map: how the exporter wrote `d2t`.
         loss_mask: `empty` when the assistant marker was never found.
-        training_steps: the draft trained anew, with so few steps; None = the pair's own draft.
+        training_sequences: the draft trained anew, on so few sequences; None = the pair's own draft.
         labels: the names that the writer of the training data gives its entries; () = boundaries, truthfully.
     """
 
@@ -29,7 +29,7 @@ class Plant:
     drop: tuple[str, ...] = ()
     stored_map: Literal["offset", "absolute"] = "offset"
     loss_mask: Literal["kept", "empty"] = "kept"
-    training_steps: int | None = None
+    training_sequences: int | None = None
     labels: tuple[str, ...] = ()
 
     @classmethod

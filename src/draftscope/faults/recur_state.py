@@ -55,3 +55,6 @@ class RecurState(Fault):
         if variant != "post-norm fed back":
             raise ValueError(f"recur-state has no variant {variant!r}")
         return replace(plant, engine=replace(plant.engine, feedback="post"))
+
+    def mend(self, plant: Plant, boundaries: tuple[int, ...]) -> Plant | None:
+        return replace(plant, engine=replace(plant.engine, feedback=None))

@@ -9,6 +9,7 @@ from draftscope.faults.base import Fault, Suspicion, Undo, compared_slots, of_si
 from draftscope.faults.measurements import Measurements
 from draftscope.faults.plant import Plant
 from draftscope.findings import Evidence, Fix
+from draftscope.target.wiring import Wiring
 
 
 class ResidualMissing(Fault):
@@ -59,3 +60,6 @@ class ResidualMissing(Fault):
         if variant not in made:
             raise ValueError(f"residual-missing has no variant {variant!r}")
         return replace(plant, serve=replace(plant.serve, slots=cut(plant.serve.slots, *made[variant])))
+
+    def mend(self, plant: Plant, boundaries: tuple[int, ...]) -> Plant | None:
+        return replace(plant, serve=replace(plant.serve, slots=Wiring.of(boundaries).slots))

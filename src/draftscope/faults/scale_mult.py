@@ -58,6 +58,9 @@ class ScaleMult(Fault):
             return replace(plant, train=replace(plant.train, scale=factors))
         return replace(plant, serve=replace(plant.serve, scale=factors))
 
+    def mend(self, plant: Plant, boundaries: tuple[int, ...]) -> Plant | None:
+        return replace(plant, serve=replace(plant.serve, scale=()))
+
 
 def _ratio(got: Placed, want: Placed) -> float:
     return (1.0 if got.scale is None else got.scale) / (1.0 if want.scale is None else want.scale)

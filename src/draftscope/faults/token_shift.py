@@ -53,3 +53,6 @@ class TokenShift(Fault):
         if variant.startswith("train"):
             return replace(plant, train=replace(plant.train, shift=made[variant]))
         return replace(plant, serve=replace(plant.serve, shift=made[variant]))
+
+    def mend(self, plant: Plant, boundaries: tuple[int, ...]) -> Plant | None:
+        return replace(plant, serve=replace(plant.serve, shift=0))

@@ -19,7 +19,7 @@ class TrainBudget(Fault):
     id = "train-budget"
     title = "too little training"
     verdict = "training"
-    variants = ("few steps",)
+    variants = ("few sequences",)
 
     def recognise(self, m: Measurements) -> list[Suspicion]:
         rung = m.rungs.get("trained")
@@ -47,6 +47,6 @@ class TrainBudget(Fault):
         )]
 
     def make(self, plant: Plant, variant: str) -> Plant:
-        if variant != "few steps":
+        if variant != "few sequences":
             raise ValueError(f"train-budget has no variant {variant!r}")
-        return replace(plant, training_steps=6)
+        return replace(plant, training_sequences=6)

@@ -88,3 +88,6 @@ class VocabMap(Fault):
         if variant == "stored as absolute":
             return replace(plant, stored_map="absolute")
         raise ValueError(f"vocab-map has no variant {variant!r}")
+
+    def mend(self, plant: Plant, boundaries: tuple[int, ...]) -> Plant | None:
+        return replace(plant, engine=replace(plant.engine, d2t="offset"), drop=tuple(d for d in plant.drop if d != "d2t"), stored_map="offset")

@@ -80,6 +80,9 @@ class WeightMissing(Fault):
             return replace(plant, engine=replace(plant.engine, lost=(*plant.engine.lost, prefix)))
         return replace(plant, drop=(*plant.drop, prefix))
 
+    def mend(self, plant: Plant, boundaries: tuple[int, ...]) -> Plant | None:
+        return replace(plant, engine=replace(plant.engine, lost=()), drop=tuple(d for d in plant.drop if d == "d2t"))
+
 
 def departing_stage(stages: StageFacts) -> str | None:
     """The first stage of the draft that the checkpoint does not reproduce: fc, layer, `fc or layer`, head; None if all do."""

@@ -1,0 +1,51 @@
+"""`draftscope diagnose`: the cause, from any subset of inputs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from draftscope.cli.common import HtmlOption, JsonOption, QuietOption, SeedOption, ThreadsOption, setup
+from draftscope.errors import DraftscopeError
+from draftscope.findings import Diagnosis
+
+EXIT = {"clean": 0, "undecided": 5}
+
+
+def refusal(error: DraftscopeError) -> Diagnosis:
+    """What `--json` gets of inputs that can't be read."""
+    return Diagnosis(schema="draftscope.diagnosis/1", verdict="undecided", next=[str(error)])
+
+
+def command(
+    train: Annotated[Path | None, typer.Option("--train", metavar="DIR", help="Training states.")] = None,
+    train_heldout: Annotated[Path | None, typer.Option("--train-heldout", metavar="DIR", help="Training states kept out of training.")] = None,
+    serve: Annotated[Path | None, typer.Option("--serve", metavar="DIR", help="A capture of what the draft received in service.")] = None,
+    draft: Annotated[Path | None, typer.Option("--draft", metavar="DIR", help="The draft's checkpoint.")] = None,
+    target: Annotated[Path | None, typer.Option("--target", metavar="DIR", help="The target: a folder with weights, or only its embedding, final norm and head.")] = None,
+    metrics: Annotated[Path | None, typer.Option("--metrics", metavar="FILE", help="Prometheus text of the engine, or the JSON of generate.")] = None,
+    consumer: Annotated[str | None, typer.Option("--for", metavar="CONSUMER", help="Who reads the checkpoint, as vllm@0.32 or sglang@0.5.23; without it, who the capture says.")] = None,
+    k: Annotated[int | None, typer.Option("-k", "--k", min=1, max=16, help="Drafted tokens per step; without it the capture's, else 3.")] = None,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=2, metavar="N", help="Rows taken from each side.")] = 4096,
+    json: JsonOption = None, html: HtmlOption = None, quiet: QuietOption = False, seed: SeedOption = 0, threads: ThreadsOption = None,
+) -> None:
+    """Find out why a draft's tokens are rejected.
+
+    Exit code: 0 clean, 1 a cause was found, 5 undecided, 3 input that can't be read.
+    """
+    ui = setup(quiet, threads, seed, json, html, refusal=refusal)
+    from draftscope.diagnose.case import Inputs
+    from draftscope.diagnose.run import diagnose
+    from draftscope.report.html import page
+    from draftscope.report.terminal import show
+
+    inputs = Inputs(train=train, train_heldout=train_heldout, serve=serve, draft=draft, target=target, metrics=metrics,
+                    consumer=consumer, k=k, max_tokens=max_tokens, seed=seed)
+    found = diagnose(inputs, ui.note)
+    if not ui.quiet:
+        show(found, ui.console)
+    ui.write_json(found)
+    ui.write_html(lambda: page(found))
+    raise typer.Exit(EXIT.get(found.verdict, 1))

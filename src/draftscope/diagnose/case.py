@@ -1,0 +1,251 @@
+"""The inputs of a diagnosis, opened: a bounded, evenly spread selection of each source, and what is known of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from draftscope.eagle3.checkpoint import Checkpoint, load_checkpoint
+from draftscope.errors import DraftscopeError, UsageError
+from draftscope.states.opening import open_source
+from draftscope.states.types import Sample, Sequence, Source, Trace, from_sample, from_trace
+from draftscope.target.model import Target, load_target
+from draftscope.target.parts import TargetParts, read_parts
+
+INTEGRITY_BYTES = 512 << 20
+LONGEST = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What the user handed over; any subset.
+
+    Attributes:
+        target: a folder with weights, or with only the target parts.
+        metrics: counters of the engine (Prometheus text, or `generate`'s JSON).
+        consumer: whose reading of the checkpoint is in effect, as `vllm@0.32`; None = what the capture says.
+        max_tokens: feature rows taken from each source.
+    """
+
+    train: Path | None = None
+    train_heldout: Path | None = None
+    serve: Path | None = None
+    draft: Path | None = None
+    target: Path | None = None
+    metrics: Path | None = None
+    consumer: str | None = None
+    k: int | None = None
+    max_tokens: int = 4096
+    seed: int = 0
+
+
+@dataclass(slots=True)
+class Selected:
+    """A source and the sequences taken from it.
+
+    Attributes:
+        labels: the entries' names as the files claim, last state's included.
+        masked, empty, answer_tokens: loss masks over all samples read.
+        nonfinite: (slot, rows, of, first name, first row); slot -1 is the last state.
+        checked: samples whose values were all looked at.
+    """
+
+    source: Source
+    sequences: list[Sequence] = field(default_factory=list)
+    total: int = 0
+    rows_left_out: int = 0
+    labels: tuple[str, ...] = ()
+    meta: dict[str, Any] = field(default_factory=dict)
+    masked: int = 0
+    empty: int = 0
+    answer_tokens: int = 0
+    nonfinite: list[tuple[int, int, int, str, int]] = field(default_factory=list)
+    checked: int = 0
+
+    @property
+    def rows(self) -> int:
+        return sum(sequence.rows for sequence in self.sequences)
+
+
+@dataclass(slots=True)
+class Case:
+    """Everything opened. `target` is None where only its parts are at hand."""
+
+    inputs: Inputs
+    train: Selected | None = None
+    heldout: Selected | None = None
+    serve: Selected | None = None
+    checkpoint: Checkpoint | None = None
+    target: Target | None = None
+    parts: TargetParts | None = None
+    k: int = 3
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def layers(self) -> int | None:
+        return None if self.parts is None else self.parts.layers
+
+
+def open_case(inputs: Inputs, report: Callable[[str], None] = lambda _: None) -> Case:
+    """Open what was handed over.
+
+    Raises:
+        UsageError: nothing to work on.
+        DraftscopeError: a file that can't be read, or files that contradict each other (widths, vocabulary).
+    """
+    if not (inputs.train or inputs.serve or inputs.draft):
+        raise UsageError("nothing to diagnose", remedy="Give at least one of --train, --serve, --draft")
+    case = Case(inputs)
+    if inputs.target is not None:
+        case.parts = read_parts(inputs.target)
+        if _has_layers(inputs.target):
+            report("loading the target")
+            case.target = load_target(inputs.target)
+        else:
+            case.notes.append("the target folder holds no layers: states could not be re-made, only its ends were read")
+    if inputs.draft is not None:
+        case.checkpoint = load_checkpoint(inputs.draft, target_layers=case.layers)
+        _check_target(case)
+    width = None if case.parts is None else case.parts.width
+    slots = None if case.checkpoint is None else case.checkpoint.config.slots
+    if width is None and case.checkpoint is not None:
+        width = case.checkpoint.config.target_hidden_size
+    if inputs.train is not None:
+        report("reading the training states")
+        case.train = _select(inputs.train, "samples", inputs, slots)
+    if inputs.train_heldout is not None:
+        case.heldout = _select(inputs.train_heldout, "samples", inputs, slots)
+    if inputs.serve is not None:
+        report("reading the capture")
+        if slots is None and case.train is not None and case.train.sequences:
+            slots = int(case.train.sequences[0].features.shape[1])
+        case.serve = _select(inputs.serve, "traces", inputs, slots, width)
+    claimed = None if case.serve is None else case.serve.meta.get("num_spec_tokens")
+    case.k = inputs.k or (int(claimed) if isinstance(claimed, int) and claimed > 0 else 3)
+    return case
+
+
+def _has_layers(folder: Path) -> bool:
+    from draftscope.target.parts import tensor_files
+
+    return any(".layers." in name for name in tensor_files(folder))
+
+
+def _check_target(case: Case) -> None:
+    if case.parts is None or case.checkpoint is None:
+        return
+    config = case.checkpoint.config
+    for what, mine, theirs in (("width", config.target_hidden_size, case.parts.width), ("vocabulary", config.vocab_size, case.parts.vocab)):
+        if mine != theirs:
+            raise DraftscopeError(f"the draft was made for a target of {what} {mine}, this target's is {theirs}",
+                                  where=str(case.checkpoint.folder), remedy=f"Give the draft's own target instead of {case.parts.folder}")
+
+
+def _select(path: Path, kind: str, inputs: Inputs, slots: int | None, width: int | None = None) -> Selected:
+    source = open_source(path)
+    if source.kind != kind:
+        expected = "training data" if kind == "samples" else "a capture"
+        raise DraftscopeError(f"holds {'a capture' if source.kind == 'traces' else 'training data'} ({source.chosen})", where=str(path),
+                              remedy=f"This option takes {expected}")
+    selected = Selected(source, meta=dict(source.meta))
+    lengths = []
+    read = 0
+    for item in source:
+        if isinstance(item, Sample):
+            selected.labels = selected.labels or item.labels
+            if item.loss_mask is not None:
+                count = int(item.loss_mask.sum())
+                selected.masked += 1
+                selected.answer_tokens += count
+                selected.empty += count == 0
+        else:
+            selected.meta = {**item.meta, **selected.meta}
+        sequence = _sequence(item, slots, width, path)
+        lengths.append(sequence.rows)
+        read += sequence.features.nbytes
+        if read <= INTEGRITY_BYTES:
+            _count_nonfinite(selected, sequence)
+            selected.checked += 1
+    selected.total = len(lengths)
+    chosen = _spread(lengths, inputs.max_tokens)
+    for position, item in enumerate(source):
+        if position in chosen:
+            sequence = _sequence(item, slots, width, path)
+            taken = _head(sequence, LONGEST)
+            selected.rows_left_out += sequence.rows - taken.rows
+            selected.sequences.append(taken)
+    if not selected.sequences:
+        raise DraftscopeError("holds no sequence of two or more rows", where=str(path), remedy="There is nothing to compare")
+    return selected
+
+
+def _sequence(item: Sample | Trace, slots: int | None, width: int | None, path: Path) -> Sequence:
+    if isinstance(item, Sample):
+        return from_sample(item)
+    return from_trace(item, _slots_of(item, slots, width, path))
+
+
+def _spread(lengths: list[int], rows: int) -> set[int]:
+    """Positions of sequences, evenly spread, that together hold about `rows` rows; at least one."""
+    usable = [i for i, length in enumerate(lengths) if length > 1]
+    cut = sum(min(lengths[i], LONGEST) for i in usable)
+    if cut <= rows:
+        return set(usable)
+    count = max(1, round(len(usable) * rows / cut))
+    return {usable[int(i * len(usable) / count)] for i in range(count)}
+
+
+def _slots_of(trace: Trace, slots: int | None, width: int | None, path: Path) -> int:
+    total = int(trace.fc_input.shape[1])
+    if width is not None and total % width == 0:
+        return total // width
+    if slots is not None and total % slots == 0:
+        return slots
+    if total % 3 == 0:
+        return 3
+    raise DraftscopeError(f"rows of {total} values are no whole number of slots", where=f"{path}: {trace.name}: fc_input",
+                          remedy="Give --draft or --target, which say how wide a slot is")
+
+
+def _head(sequence: Sequence, rows: int) -> Sequence:
+    """The first rows of a long sequence, its steps cut with it."""
+    if sequence.rows <= rows:
+        return sequence
+    steps = sequence.steps
+    if steps is not None:
+        kept = steps.start < rows - 1
+        steps = type(steps)(
+            start=steps.start[kept], drafted=None if steps.drafted is None else steps.drafted[kept], accepted=steps.accepted[kept],
+            states=None if steps.states is None else steps.states[kept], left_out=steps.left_out,
+        )
+    return Sequence(
+        name=sequence.name, token_ids=sequence.token_ids[:rows], features=sequence.features[:rows],
+        last=None if sequence.last is None else sequence.last[:rows],
+        answer=None if sequence.answer is None else sequence.answer[:rows], positions=sequence.positions[:rows], steps=steps,
+        fc_output=None if sequence.fc_output is None else sequence.fc_output[:rows],
+    )
+
+
+def _count_nonfinite(selected: Selected, sequence: Sequence) -> None:
+    for slot, states in _states(sequence):
+        bad = ~torch.isfinite(states).all(-1)
+        if not bad.any():
+            continue
+        rows, first = int(bad.sum()), int(bad.nonzero()[0])
+        for i, (known, count, of, name, row) in enumerate(selected.nonfinite):
+            if known == slot:
+                selected.nonfinite[i] = (known, count + rows, of + len(bad), name, row)
+                break
+        else:
+            selected.nonfinite.append((slot, rows, len(bad), sequence.name, first))
+
+
+def _states(sequence: Sequence) -> Iterator[tuple[int, torch.Tensor]]:
+    for slot in range(sequence.features.shape[1]):
+        yield slot, sequence.features[:, slot]
+    if sequence.last is not None:
+        yield -1, sequence.last

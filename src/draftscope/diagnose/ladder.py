@@ -1,0 +1,141 @@
+"""Replays of the draft: on training states, on served states, on the target's own, with faults undone. Each run once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from draftscope.diagnose.case import Case
+from draftscope.diagnose.checkpoint_facts import rebuilt_ids
+from draftscope.diagnose.sides import SweptSide
+from draftscope.eagle3.checkpoint import build_draft
+from draftscope.eagle3.model import Draft
+from draftscope.eagle3.reading import Reading
+from draftscope.eagle3.replay import replay
+from draftscope.eagle3.replayed import Replay
+from draftscope.faults.base import Undo
+from draftscope.findings import Placed
+from draftscope.states.types import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """Faults undone together: what changes in the served states, and in how the draft is read."""
+
+    reference: frozenset[int] = frozenset()
+    order: tuple[int, ...] = ()
+    scale: tuple[tuple[int, float], ...] = ()
+    shift: int = 0
+    reading: Reading = Reading()
+    rebuilt_map: bool = False
+
+    @property
+    def needs_target(self) -> bool:
+        return bool(self.reference)
+
+
+def combine(undos: Iterable[Undo], base: Reading) -> Repair:
+    """The repair that undoes all of these, starting from a reading in effect."""
+    repair = Repair(reading=base)
+    for undo in undos:
+        reading, rebuilt = repair.reading, repair.rebuilt_map
+        if undo.d2t == "rebuilt":
+            rebuilt = True
+        elif undo.d2t is not None:
+            reading = replace(reading, d2t=undo.d2t)
+        if undo.feedback is not None:
+            reading = replace(reading, feedback=undo.feedback)
+        repair = Repair(
+            reference=repair.reference | undo.reference, order=undo.order or repair.order,
+            scale=(*repair.scale, *sorted(undo.scale.items())), shift=repair.shift + undo.shift, reading=reading, rebuilt_map=rebuilt,
+        )
+    return repair
+
+
+class Ladder:
+    """Runs the draft over the case's states and remembers every result.
+
+    Args:
+        reference: what the slots should hold, for states re-made by the target.
+    """
+
+    def __init__(self, case: Case, serve: SweptSide | None, reference: tuple[Placed, ...] | None, on_tokens: Callable[[int], None] | None = None) -> None:
+        self.case, self.serve, self.reference, self.on_tokens = case, serve, reference, on_tokens
+        self._replays: dict[object, Replay] = {}
+        self._drafts: dict[object, Draft] = {}
+
+    @property
+    def can_remake(self) -> bool:
+        """Whether the target's own states at the reference boundaries are at hand."""
+        return self.serve is not None and self.reference is not None and all(
+            p.boundary in self.serve.kept and p.kind == "stream" and p.norm == "pre" for p in self.reference)
+
+    def draft(self, reading: Reading, rebuilt_map: bool = False) -> Draft:
+        """The checkpoint's draft under a reading."""
+        key = (repr(reading), rebuilt_map)
+        if key not in self._drafts:
+            assert self.case.checkpoint is not None
+            draft = build_draft(self.case.checkpoint, self.case.parts, reading)
+            ids = rebuilt_ids(self.case.checkpoint) if rebuilt_map else None
+            if ids is not None:
+                draft.target_ids = ids
+            self._drafts[key] = draft
+        return self._drafts[key]
+
+    def trained(self, repair: Repair) -> Replay:
+        """On training states, held-out ones if given."""
+        chosen = self.case.heldout or self.case.train
+        assert chosen is not None
+        return self._run(("trained", repair.reading, repair.rebuilt_map), repair, chosen.sequences)
+
+    def served(self, repair: Repair) -> Replay:
+        """On the served states with a repair applied."""
+        assert self.case.serve is not None
+        return self._run(("served", repair), repair, (self._repaired(s, repair) for s in self.case.serve.sequences))
+
+    def remade(self, repair: Repair) -> Replay:
+        """On the served tokens with the target's own states."""
+        assert self.reference is not None
+        whole = replace(repair, reference=frozenset(range(len(self.reference))), order=(), scale=(), shift=0)
+        return self.served(whole)
+
+    def _run(self, key: tuple[object, ...], repair: Repair, sequences: Iterable[Sequence]) -> Replay:
+        name = repr(key)
+        if name not in self._replays:
+            draft = self.draft(repair.reading, repair.rebuilt_map)
+            self._replays[name] = replay(draft, sequences, parts=self.case.parts, k=self.case.k, on_tokens=self.on_tokens)
+        return self._replays[name]
+
+    def _repaired(self, sequence: Sequence, repair: Repair) -> Sequence:
+        features = sequence.features
+        if repair.scale:
+            factors = torch.ones(features.shape[1])
+            for slot, factor in repair.scale:
+                factors[slot] *= factor
+            features = features.float() * factors[:, None]
+        if repair.shift:
+            features = _shifted(features, repair.shift)
+        if repair.order:
+            features = features[:, list(repair.order)]
+        if repair.reference:
+            features = features.float().clone()
+            own = self._own(sequence)
+            for slot in repair.reference:
+                features[:, slot] = own[:, slot]
+        return replace(sequence, features=features)
+
+    def _own(self, sequence: Sequence) -> Tensor:
+        assert self.serve is not None and self.reference is not None
+        own = self.serve.reference(sequence.name, [p.boundary or 0 for p in self.reference])
+        scale = torch.tensor([1.0 if p.scale is None else p.scale for p in self.reference])
+        return own * scale[:, None]
+
+
+def _shifted(features: Tensor, by: int) -> Tensor:
+    """Row t takes row t + by; rows at the edge keep their own."""
+    rows = torch.arange(len(features))
+    source = rows + by
+    return features[torch.where((source >= 0) & (source < len(features)), source, rows)]

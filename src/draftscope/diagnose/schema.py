@@ -1,1 +1,0 @@
-from draftscope.findings import *  # noqa: F403

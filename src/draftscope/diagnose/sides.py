@@ -1,0 +1,90 @@
+"""One side at a time: what its slots hold, and the states that the target itself would have put there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from draftscope.compare.placement import Placed as PlacedSlot
+from draftscope.compare.placement import Placer
+from draftscope.diagnose.case import Selected
+from draftscope.faults.measurements import NonFinite, SideFacts, SideName
+from draftscope.findings import Placed
+from draftscope.target.model import Target
+from draftscope.target.sweep import sweep
+
+FINITE_SHARE = 0.5
+
+
+@dataclass(slots=True)
+class SweptSide:
+    """What a sweep of the target over one side's tokens gave.
+
+    Attributes:
+        placed: one entry per slot, as placement found it; the last state's behind them where there is one.
+        streams: by sequence name, the target's own states [T, B, Ht] float32 at the boundaries `kept`.
+        last: by sequence name, boundary n before the final norm [T, Ht].
+    """
+
+    placed: list[PlacedSlot]
+    kept: tuple[int, ...]
+    streams: dict[str, Tensor] = field(default_factory=dict)
+    last: dict[str, Tensor] = field(default_factory=dict)
+
+    def reference(self, name: str, boundaries: list[int]) -> Tensor:
+        """[T, len(boundaries), Ht]: what the slots of a sequence should hold."""
+        return self.streams[name][:, [self.kept.index(b) for b in boundaries]]
+
+
+def sweep_side(target: Target, selected: Selected, keep: tuple[int, ...], on_tokens: Callable[[int], None] | None = None) -> SweptSide:
+    """Run the target over a side's tokens once: place every slot, and keep its own states at some boundaries."""
+    placer = Placer()
+    result = SweptSide([], keep)
+    by_name = {sequence.name: sequence for sequence in selected.sequences}
+    items = [(name, sequence.token_ids[: sequence.rows]) for name, sequence in by_name.items()]
+    for swept in sweep(target, items, partial=True, on_tokens=on_tokens):
+        sequence = by_name[swept.name]
+        slots = sequence.features.float()
+        if sequence.last is not None:
+            slots = torch.cat([slots, sequence.last.float()[:, None]], 1)
+        placer.update(slots, swept)
+        result.streams[swept.name] = swept.stream[list(keep)].transpose(0, 1).float().clone()
+        result.last[swept.name] = swept.stream[-1].float().clone()
+    result.placed = placer.result()
+    return result
+
+
+def side_facts(name: SideName, selected: Selected, swept: SweptSide | None) -> SideFacts:
+    """The figures of one side that faults look at."""
+    first = selected.sequences[0]
+    facts = SideFacts(
+        name=name, sequences=len(selected.sequences), tokens=selected.rows,
+        nonfinite=[NonFinite(*bad) for bad in sorted(selected.nonfinite)],
+        masked=selected.masked, empty=selected.empty, answer_tokens=selected.answer_tokens,
+    )
+    if swept is not None:
+        slots = int(first.features.shape[1])
+        converted = [to_finding(placed, _label(selected, placed.slot)) for placed in swept.placed]
+        facts.slots, facts.proof = converted[:slots], "sweep"
+        facts.last = converted[slots] if len(converted) > slots else None
+    return facts
+
+
+def to_finding(placed: PlacedSlot, label: str) -> Placed:
+    """Placement's own record as the report's."""
+    return Placed(
+        slot=placed.slot, label=label, boundary=placed.boundary, norm=placed.norm, kind=placed.kind, margin=placed.margin,
+        error=placed.error, lag=placed.lag, scale=placed.scale, transform=placed.transform, share=placed.share,
+        candidates=sorted({c.index for c in placed.candidates if c.kind == placed.kind}), errors=list(placed.plain_errors),
+    )
+
+
+def _label(selected: Selected, slot: int) -> str:
+    labels = selected.labels
+    if not labels:
+        claimed = selected.meta.get("labels") or selected.meta.get("layer_ids")
+        labels = tuple(str(x) for x in claimed) if isinstance(claimed, list) else ()
+    return labels[slot] if slot < len(labels) else ""

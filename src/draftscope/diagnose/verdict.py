@@ -1,0 +1,152 @@
+"""From suspicions with their costs to the answer: ranked findings, the verdict, what to measure next."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from draftscope.diagnose.effects import Costs, loss
+from draftscope.diagnose.reference import same
+from draftscope.faults import FAULTS, fault
+from draftscope.faults.base import Suspicion, verdict_of
+from draftscope.findings import Diagnosis, Effect, Finding, Ladder, Placed, Rung, Verdict
+
+if TYPE_CHECKING:
+    from draftscope.diagnose.run import Examination
+
+STRENGTH = {"proven": 0, "supported": 1, "suspected": 2}
+_ORDER = {known.id: i for i, known in enumerate(FAULTS)}
+
+
+@dataclass(slots=True)
+class Judged:
+    """A suspicion and what it costs (None = not replayed)."""
+
+    suspicion: Suspicion
+    effect: Effect | None
+
+
+def rank(judged: list[Judged]) -> list[Judged]:
+    """Proven before supported before suspected; within a strength by the loss with all else repaired."""
+    return sorted(judged, key=lambda j: (STRENGTH[j.suspicion.strength], -loss(j.effect), _ORDER[j.suspicion.fault]))
+
+
+def conclude(examination: Examination, judged: list[Judged], found: Costs | None) -> Diagnosis:
+    """The diagnosis as the contract has it."""
+    ranked = rank(judged)
+    m, rungs = examination.m, examination.rungs
+    caveats = _caveats(examination, found)
+    findings = [
+        Finding(
+            fault=j.suspicion.fault, where=j.suspicion.where, says=j.suspicion.says, strength=j.suspicion.strength,
+            recovery=_recovery(j), acceptance=j.effect, evidence=j.suspicion.evidence, fix=j.suspicion.fix,
+            caveats=[*j.suspicion.caveats, *(caveats if j.effect is not None else []), *_label_caveats(examination, j.suspicion)],
+        )
+        for j in ranked
+    ]
+    gaps = _open_questions(examination, found)
+    verdict: Verdict
+    if ranked:
+        verdict = verdict_of(fault(ranked[0].suspicion.fault), ranked[0].suspicion)
+    else:
+        verdict = "undecided" if gaps else "clean"
+    return Diagnosis(
+        schema="draftscope.diagnosis/1", verdict=verdict, findings=findings, placement=examination.placement(),
+        acceptance=Ladder(**rungs), matched={**examination.matched, "reference": m.reference_from}, power=_power(examination),
+        next=list(dict.fromkeys([*gaps, *(examination.next if verdict != "clean" else [])])), steps=examination.steps + examination.case.notes,
+        provenance=examination.provenance(),
+    )
+
+
+def _recovery(judged: Judged) -> Any:
+    if judged.suspicion.recovery == "replayed" and judged.effect is None:
+        return "bounded" if judged.suspicion.side == "serve" else "needs-retraining"
+    return judged.suspicion.recovery
+
+
+def _caveats(examination: Examination, found: Costs | None) -> list[str]:
+    m, caveats = examination.m, []
+    if m.gate is None:
+        caveats.append("no verify steps were recorded, so that replay could not be held against the engine: its figures are an estimate")
+    elif not m.gate.passed and not any(gate.passed for gate in m.gate_with.values()) and not any("tensor" in w for w in ()):
+        caveats.append(f"replay gives the engine's own counts in only {m.gate.share:.1%} of the steps: replayed figures are an estimate")
+    reference = examination.rungs.get("reference")
+    repaired = None if found is None else found.repaired
+    if reference is not None and repaired is not None and _below(repaired, reference):
+        caveats.append(f"with all of this undone the replay reaches {repaired.length:.2f}, the target's own states {reference.length:.2f}: "
+                       "something is left")
+    return caveats
+
+
+def _below(lower: Rung, upper: Rung) -> bool:
+    if lower.length is None or upper.length is None:
+        return False
+    edge = lower.interval[1] if lower.interval else lower.length + 0.05
+    return upper.length > max(edge, lower.length + 0.02)
+
+
+def _label_caveats(examination: Examination, suspicion: Suspicion) -> list[str]:
+    train = examination.m.train
+    if train is None or not suspicion.fault.startswith("layer"):
+        return []
+    wrong = [f"“{p.label}” is {_is(p)}" for p in [*train.slots, *([train.last] if train.last else [])] if label_is_wrong(p)]
+    return [f"the training file's labels are wrong: {', '.join(wrong)}"] if wrong else []
+
+
+def label_is_wrong(placed: Placed) -> bool:
+    """Whether a label that claims the embedding or a number names another place than the one found."""
+    if placed.boundary is None:
+        return False
+    if "embed" in placed.label.lower():
+        return placed.boundary != 0
+    number = re.search(r"(?:layer|boundary|hs|h)[ _]?(\d+)", placed.label.lower())
+    if "entry" in placed.label.lower() or number is None:
+        return False
+    claimed = int(number[1])
+    return placed.boundary != claimed if "boundary" in placed.label.lower() else placed.boundary not in (claimed, claimed + 1)
+
+
+def _is(placed: Placed) -> str:
+    return "the embedding" if placed.boundary == 0 else f"boundary {placed.boundary}"
+
+
+def _open_questions(examination: Examination, found: Costs | None) -> list[str]:
+    """What keeps a diagnosis without findings from being clean, and what stays unexplained beside findings."""
+    m, questions = examination.m, []
+    for side in m.sides():
+        lost = [side.where(p.slot) for p in side.slots if p.boundary is None]
+        if side.proof == "sweep" and lost:
+            questions.append(f"{', '.join(lost)} hold no state that this target has over these tokens, under any reading tried: check that the "
+                             "tokens, the target and its precision are those of the capture")
+    if m.serve is None or m.serve.proof != "sweep":
+        questions.append("the serving slots were not placed: that takes a capture (--serve) and the target's weights (--target)")
+    elif m.reference is None or not same([p for p in m.serve.slots if p.boundary is not None], [
+            w for w, p in zip(m.reference, m.serve.slots, strict=False) if p.boundary is not None]):
+        if not m.reference:
+            questions.append("what the draft was trained on is unknown: give training states (--train) or the draft (--draft)")
+    if examination.case.checkpoint is None:
+        questions.append("the draft itself was not looked at: give it (--draft)")
+    if m.gate is None:
+        questions.append("the engine's own behaviour was not held against replay: record verify steps in the capture")
+    elif not m.gate.passed and not any(gate.passed for gate in m.gate_with.values()):
+        questions.append(f"replay gives the recorded counts in only {m.gate.share:.1%} of {m.gate.steps} steps and no known runtime fault explains it: "
+                         "capture draft_states and fc_output, and compare the engine's loaded weights with the checkpoint's")
+    reference, served = examination.rungs.get("reference"), examination.rungs.get("served")
+    if not m.serve or not found or not found.repaired:
+        if reference is not None and served is not None and _below(served, reference):
+            questions.append(f"the served states give accept length {served.length:.2f}, the target's own {reference.length:.2f}, although every slot "
+                             "is placed right: compare the precision of the two runs")
+    return questions
+
+
+def _power(examination: Examination) -> dict[str, Any]:
+    """The smallest effect that this much data would have shown."""
+    m = examination.m
+    rung = examination.rungs.get("as_read") or examination.rungs.get("served")
+    half = (rung.interval[1] - rung.interval[0]) / 2 if rung is not None and rung.interval else None
+    margins = [p.margin for side in m.sides() for p in side.slots if p.margin is not None]
+    return {
+        "rows": {side.name: side.tokens for side in m.sides()}, "smallest_length_difference": half,
+        "smallest_margin": min(margins) if margins else None, "steps": None if m.gate is None else m.gate.steps,
+    }

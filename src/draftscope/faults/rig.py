@@ -1,0 +1,127 @@
+"""A pair of target and draft, run with a fault planted: training data, capture and counters written as real ones are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from draftscope.eagle3.checkpoint import build_draft, load_checkpoint, target_ids
+from draftscope.eagle3.examples import load_examples
+from draftscope.eagle3.generate import generate
+from draftscope.eagle3.generated import Summary, summarise
+from draftscope.eagle3.train import Settings, train
+from draftscope.engines.transformers import Capture, description
+from draftscope.faults.plant import Plant
+from draftscope.states import plain
+from draftscope.states.types import Sample
+from draftscope.target.model import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Token ids with an answer from `prompt_length` on."""
+
+    token_ids: list[int]
+    prompt_length: int
+
+
+@dataclass(slots=True)
+class Run:
+    """Where the files of a run are, and what the engine counted."""
+
+    train: Path
+    serve: Path
+    draft: Path
+    metrics: Path
+    summary: Summary
+
+
+@dataclass
+class Rig:
+    """A healthy pair and what it is given to do.
+
+    Attributes:
+        checkpoint: the draft's folder.
+        prompts: token ids, served greedily.
+        conversations: what the draft is said to have been trained on.
+        k, max_new, rows: as `generate` takes them.
+    """
+
+    target: Target
+    checkpoint: Path
+    prompts: Sequence[list[int]]
+    conversations: Sequence[Conversation]
+    k: int = 3
+    max_new: int = 48
+    rows: int = 8
+    stop_ids: frozenset[int] = field(default_factory=frozenset)
+
+    def run(self, plant: Plant, out: Path) -> Run:
+        """Write everything for a set-up into a folder of its own."""
+        train, serve, draft = out / "train", out / "capture", out / "draft"
+        self.write_training(plant, train)
+        self.write_checkpoint(plant, draft)
+        summary = self.serve(plant, draft, serve)
+        metrics = out / "counters.json"
+        metrics.write_text(json.dumps({
+            "schema": "draftscope.generate/1", "k": self.k, "drafts": summary.steps, "accepted_per_position": summary.accepted}))
+        return Run(train, serve, draft, metrics, summary)
+
+    def write_training(self, plant: Plant, folder: Path) -> None:
+        """Training states, taken and labelled as the data writer does."""
+        folder.mkdir(parents=True, exist_ok=True)
+        taps = plant.train.slots
+        labels = plant.labels or (*(f"boundary {b.index}" for b in taps), "last")
+        for i, conversation in enumerate(self.conversations):
+            ids = torch.tensor([conversation.token_ids])
+            with torch.inference_mode():
+                forward = self.target.forward(ids, taps)
+            slots = plant.train.apply(forward.taps, torch.tensor([ids.shape[1]]))[0]
+            states = torch.cat([slots, forward.last[0][:, None]], 1).to(torch.bfloat16)
+            mask = torch.zeros(ids.shape[1], dtype=torch.bool)
+            if plant.loss_mask == "kept":
+                mask[conversation.prompt_length :] = True
+            name = f"hs_{i}.safetensors"
+            plain.write_sample(folder / name, Sample(name, ids[0], states, mask, tuple(labels), i))
+
+    def write_checkpoint(self, plant: Plant, folder: Path) -> None:
+        """The draft's checkpoint as its exporter leaves it."""
+        folder.mkdir(parents=True, exist_ok=True)
+        source = self.checkpoint
+        if plant.training_sequences is not None:
+            source = self.train_anew(plant, plant.training_sequences, folder.parent / "trained")
+        tensors = load_file(source / "model.safetensors")
+        if plant.stored_map == "absolute":
+            tensors["d2t"] = target_ids(tensors["d2t"], load_checkpoint(source).config)
+        dropped = {name for name in tensors if name.startswith(plant.drop)} if plant.drop else set()
+        if "d2t" in plant.drop:
+            dropped.add("t2d")
+        save_file({name: tensor for name, tensor in tensors.items() if name not in dropped}, folder / "model.safetensors")
+        (folder / "config.json").write_bytes((source / "config.json").read_bytes())
+
+    def train_anew(self, plant: Plant, sequences: int, folder: Path) -> Path:
+        """A draft of the same shape, trained once over so few sequences."""
+        checkpoint = load_checkpoint(self.checkpoint, target_layers=self.target.layers)
+        few = replace(self, conversations=self.conversations[:sequences])
+        few.write_training(plant, folder / "data")
+        examples = load_examples(plain.open(folder / "data"), self.target.parts)
+        train(examples, self.target.parts, checkpoint.config, checkpoint.tensors.get("d2t"), folder / "run",
+              settings=Settings(epochs=1, batch_tokens=512))
+        return folder / "run" / "draft"
+
+    def serve(self, plant: Plant, draft_folder: Path, folder: Path) -> Summary:
+        """Serve the prompts with the engine as planted, recording what the draft receives."""
+        checkpoint = load_checkpoint(draft_folder, target_layers=self.target.layers)
+        draft = build_draft(checkpoint, self.target.parts, plant.engine)
+        claimed = [b.index for b in Plant.healthy(checkpoint.config.boundaries or ()).serve.slots]
+        capture = Capture(folder, description(model=str(self.target.folder.name), draft=draft_folder.name, layer_ids=claimed, k=self.k))
+        results = generate(self.target, draft, self.prompts, wiring=plant.serve, k=self.k, max_new=self.max_new, stop_ids=self.stop_ids,
+                           rows=self.rows, observer=capture)
+        capture.close()
+        return summarise(results, self.k)
+
