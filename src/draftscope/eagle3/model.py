@@ -155,21 +155,31 @@ class StepMask:
         self.window = window
         self._base: tuple[Tensor, Tensor] | None = None
         self._own: list[tuple[Tensor, Tensor]] = []
+        self._rows: Tensor | None = None
+
+    def on(self, rows: Tensor) -> StepMask:
+        """The later steps of some rows alone: rows [B, R] int64. Step 0 must have been run on all of them."""
+        later = StepMask(self.window)
+        later._base, later._rows = self._base, rows
+        return later
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         groups = q.shape[1] // k.shape[1]
-        rows = torch.arange(q.shape[2], device=q.device)
+        rows = torch.arange(q.shape[2], device=q.device) if self._rows is None else self._rows
         if self._base is None:
             self._base = (k, v)
             if self.window is None:
                 return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=groups > 1)
-            mask = self._mask(rows, 0)
+            mask = self._mask(rows, 0, k.shape[2])
             return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=groups > 1)
         self._own.append((k, v))
         step = len(self._own)
         base_k, base_v = self._base
         grouped = q.unflatten(1, (-1, groups)) * q.shape[-1] ** -0.5
-        scores = [(grouped @ base_k[:, :, None].transpose(-1, -2)).masked_fill(~self._mask(rows, step), -torch.inf)]
+        mask = self._mask(rows, step, base_k.shape[2])
+        if mask.dim() == 3:
+            mask = mask[:, None, None]
+        scores = [(grouped @ base_k[:, :, None].transpose(-1, -2)).masked_fill(~mask, -torch.inf)]
         scores += [(grouped * own_k[:, :, None]).sum(-1, keepdim=True) for own_k, _ in self._own]
         if self.window is not None:
             for j in range(step):
@@ -183,8 +193,8 @@ class StepMask:
             out = out + weights[..., width + j : width + j + 1] * own_v[:, :, None]
         return out.flatten(1, 2)
 
-    def _mask(self, rows: Tensor, step: int) -> Tensor:
-        distance = rows[:, None] - rows[None, :]
+    def _mask(self, rows: Tensor, step: int, width: int) -> Tensor:
+        distance = rows[..., None] - torch.arange(width, device=rows.device)
         mask = distance >= 0
         if self.window is not None:
             mask &= distance + step < self.window
