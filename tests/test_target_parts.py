@@ -66,7 +66,8 @@ def test_shards_of_which_only_those_needed_are_there(untied: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize(("prefix", "head"), [
-    ("", "lm_head.weight"), ("language_model.model.", "language_model.lm_head.weight"), ("model.language_model.", "lm_head.weight"),
+    ("", "lm_head.weight"), ("language_model.model.", "language_model.lm_head.weight"),
+    ("model.language_model.", "lm_head.weight"),
 ])
 def test_parts_alone_under_other_names(untied: Path, tmp_path: Path, prefix: str, head: str) -> None:
     whole = load_file(untied / "model.safetensors")
