@@ -99,7 +99,7 @@ class Matcher:
         placed = ((starts >= 0) & (starts < usable)).nonzero().squeeze(-1)
         return Prepared(
             sequence, torch.cat([rows, starts[placed]]), torch.cat([to_match, self._text(sequence.token_ids, starts[placed])]),
-            len(rows), placed, _finite_rows(sequence.features), written, share, checked, norm,
+            len(rows), placed, finite_rows(sequence.features), written, share, checked, norm,
             mask if written != "other" else None,
         )
 
@@ -210,7 +210,7 @@ class Matcher:
         return rows, torch.where(follows, wanted, -1)
 
 
-def _finite_rows(features: Tensor) -> int:
+def finite_rows(features: Tensor) -> int:
     """Rows before the first that holds a NaN or Inf; every later one sees it through attention."""
     bad = ~torch.isfinite(features.flatten(1).sum(-1, dtype=torch.float32))
     if not bool(bad.any()):
