@@ -19,6 +19,7 @@ from draftscope.findings import Diagnosis
 from draftscope.report import figures, words
 from draftscope.report.html import page
 from draftscope.report.terminal import show
+from draftscope.text import sentence, visible
 
 EXAMPLES = {"case": case, "clean": clean, "undecided": undecided, "hostile": hostile}
 
@@ -125,7 +126,7 @@ def test_the_page_asks_for_nothing_and_runs_nothing(example: Callable[[], Diagno
 def test_hostile_text_is_shown_and_inert() -> None:
     text = page(hostile())
     parsed = Page(text)
-    assert words.visible(HOSTILE) in parsed.text
+    assert visible(HOSTILE) in parsed.text
     for char in ("\x1b", "\u202e"):
         assert char not in text
     assert "{{7*7}}" in text
@@ -172,7 +173,7 @@ def test_optional_figures_replace_those_of_the_placement() -> None:
 
 @given(st.text())
 def test_visible_is_one_inert_line(text: str) -> None:
-    out = words.visible(text)
+    out = visible(text)
     assert out.isprintable()
     assert out.encode("utf-8").decode() == out
     if text.isascii() and text.isprintable():
@@ -220,4 +221,4 @@ def test_a_rung_without_a_walk_has_no_bar() -> None:
      ("layer-offset it is.", "layer-offset it is."), ("", ".")],
 )
 def test_sentences(text: str, expected: str) -> None:
-    assert words.sentence(text) == expected
+    assert sentence(text) == expected

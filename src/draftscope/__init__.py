@@ -1,0 +1,35 @@
+"""draftscope finds out why a draft model's tokens get rejected.
+
+    source = draftscope.open("capture/")               samples or traces, lazily
+    found = draftscope.diagnose(train=..., serve=...)   the diagnosis, as `draftscope diagnose` makes it
+    print(found.json_text())
+
+Names are imported when they are used, so that importing the package costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_PUBLIC = {
+    "open": "draftscope.states.opening:open_source",
+    "DraftscopeError": "draftscope.errors:DraftscopeError",
+    "UsageError": "draftscope.errors:UsageError",
+    "Diagnosis": "draftscope.findings:Diagnosis",
+}
+
+__all__ = sorted(_PUBLIC)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'draftscope' has no attribute {name!r}")
+    module, _, attribute = _PUBLIC[name].partition(":")
+    value = getattr(importlib.import_module(module), attribute)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PUBLIC})

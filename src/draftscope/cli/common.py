@@ -27,7 +27,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn,
 from rich.text import Text
 
 from draftscope.errors import DraftscopeError, UsageError
-from draftscope.report.words import visible
+from draftscope.text import visible
 
 JsonOption = Annotated[
     str | None, typer.Option("--json", metavar="FILE|-", help="Write the result as JSON; with - stdout is the JSON alone.")

@@ -217,7 +217,7 @@ def _guarded(action: Callable[[], None]) -> None:
 
 
 def _say(text: str) -> None:
-    from draftscope.report.words import visible
+    from draftscope.text import visible
 
     print(f"draftscope: {visible(text)}", file=sys.stderr, flush=True)
 

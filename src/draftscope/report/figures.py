@@ -14,6 +14,7 @@ from markupsafe import Markup
 
 from draftscope.findings import Diagnosis, Placed
 from draftscope.report import words
+from draftscope.text import interval, visible
 
 WIDTH = 680
 
@@ -43,21 +44,21 @@ def ladder(diagnosis: Diagnosis) -> Markup:
     parts = []
     for tick in range(1, k + 2):
         parts += [_line(x(tick), 6, x(tick), height - 24, "grid"), _text(x(tick), height - 8, str(tick), "tick middle")]
-    for number, (name, rung, remark) in enumerate(rungs):
-        middle = 8 + step * number + step / 2
+    for row, (name, rung, remark) in enumerate(rungs):
+        middle = 8 + step * row + step / 2
         parts.append(_text(left - 8, middle + 4, name, "end"))
         if rung is None or rung.length is None:
             parts.append(_text(left + 6, middle + 4, remark if rung is None else "no length: no walk on this text", "tick"))
             continue
-        tip = f"{name}: {rung.length:.2f} {words.interval(rung.interval)} {remark}"
-        parts.append(_rect(left, middle - 9, max(x(rung.length) - left, 1), 18, f"s{number}", tip))
+        tip = f"{name}: {rung.length:.2f} {interval(rung.interval)} {remark}"
+        parts.append(_rect(left, middle - 9, max(x(rung.length) - left, 1), 18, f"s{row}", tip))
         end = x(rung.length)
         if rung.interval is not None:
             low, high = x(rung.interval[0]), x(rung.interval[1])
             parts += [_line(low, middle, high, middle, "axis"), _line(low, middle - 5, low, middle + 5, "axis"),
                       _line(high, middle - 5, high, middle + 5, "axis")]
             end = max(end, high)
-        parts.append(_text(end + 8, middle + 4, f"{rung.length:.2f} {words.interval(rung.interval)}".rstrip()))
+        parts.append(_text(end + 8, middle + 4, f"{rung.length:.2f} {interval(rung.interval)}".rstrip()))
     return _svg(height, "Accept length by rung", parts)
 
 
@@ -79,12 +80,12 @@ def positions(diagnosis: Diagnosis) -> Markup:
         parts += [_line(left, y, left + span, y, "grid"), _text(left - 6, y + 4, f"{tick / 10:.1f}", "tick end")]
     parts += [_text(at(i, 0)[0], height - 18, str(i + 1), "tick middle") for i in range(k)]
     parts.append(_text(left + span / 2, height - 2, "draft position", "tick middle"))
-    for number, (i, name, rung) in enumerate(held):
+    for row, (i, name, rung) in enumerate(held):
         points = [at(p, value) for p, value in enumerate(rung.joint)]
         joined = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
         parts.append(Markup('<polyline class="line s{}" points="{}"/>').format(i, joined))
         parts += [_circle(x, y, f"s{i}", f"{name}, position {p + 1}: {rung.joint[p]:.3f}") for p, (x, y) in enumerate(points)]
-        y = top + 12 + 20 * number
+        y = top + 12 + 20 * row
         parts += [_rect(left + span + 16, y - 9, 12, 12, f"s{i}"), _text(left + span + 34, y + 2, name)]
     return _svg(height, "Joint acceptance per draft position, by rung", parts)
 
@@ -139,11 +140,11 @@ def _shade(error: float) -> int:
 
 def _svg(height: float, label: str, parts: Sequence[Markup]) -> Markup:
     frame = Markup('<svg viewBox="0 0 {} {:.0f}" role="img" aria-label="{}">{}</svg>')
-    return frame.format(WIDTH, height, words.visible(label), Markup("").join(parts))
+    return frame.format(WIDTH, height, visible(label), Markup("").join(parts))
 
 
 def _text(x: float, y: float, content: str, kind: str = "") -> Markup:
-    return Markup('<text x="{:.1f}" y="{:.1f}" class="{}">{}</text>').format(x, y, kind, words.visible(content))
+    return Markup('<text x="{:.1f}" y="{:.1f}" class="{}">{}</text>').format(x, y, kind, visible(content))
 
 
 def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> Markup:
@@ -151,11 +152,11 @@ def _line(x1: float, y1: float, x2: float, y2: float, kind: str) -> Markup:
 
 
 def _rect(x: float, y: float, width: float, height: float, kind: str, tip: str = "") -> Markup:
-    title = Markup("<title>{}</title>").format(words.visible(tip)) if tip else Markup("")
+    title = Markup("<title>{}</title>").format(visible(tip)) if tip else Markup("")
     shape = Markup('<rect x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}" class="{}">{}</rect>')
     return shape.format(x, y, width, height, kind, title)
 
 
 def _circle(x: float, y: float, kind: str, tip: str) -> Markup:
     shape = Markup('<circle cx="{:.1f}" cy="{:.1f}" r="4" class="{}"><title>{}</title></circle>')
-    return shape.format(x, y, kind, words.visible(tip))
+    return shape.format(x, y, kind, visible(tip))

@@ -12,6 +12,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from draftscope import text
 from draftscope.findings import Diagnosis
 from draftscope.report import figures, words
 
@@ -25,7 +26,7 @@ def page(diagnosis: Diagnosis, *, title: str = "draftscope: diagnosis", heatmaps
     maps = figures.heatmaps(diagnosis) if heatmaps is None else heatmaps
     style = _style()
     return _environment().get_template("diagnosis.html").render(
-        diagnosis=diagnosis, title=title, words=words, style=Markup(style), style_hash=_hash(style),
+        diagnosis=diagnosis, title=title, words=words, text=text, style=Markup(style), style_hash=_hash(style),
         verdict=words.verdict(diagnosis), ladder=figures.ladder(diagnosis), positions=figures.positions(diagnosis),
         rungs=words.rungs(diagnosis), k=words.most_drafted(diagnosis.acceptance),
         heatmaps=[(each.title, figures.heatmap(each)) for each in maps], version=metadata.version("draftscope"),
@@ -43,7 +44,7 @@ def _environment() -> Environment:
 
 def _harmless(value: Any) -> Any:
     """Escaping leaves control and bidirectional characters in; `visible` does not."""
-    return value if isinstance(value, Markup) else words.visible(value)
+    return value if isinstance(value, Markup) else text.visible(value)
 
 
 @cache

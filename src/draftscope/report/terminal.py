@@ -12,6 +12,7 @@ from rich.text import Text
 
 from draftscope.findings import Diagnosis, Evidence, Finding, Placed, Rung
 from draftscope.report import words
+from draftscope.text import interval, number, pairs, sentence, visible
 
 STYLES = {"proven": "bold red", "supported": "yellow", "suspected": "dim yellow"}
 VERDICTS = {"clean": "bold green", "undecided": "bold yellow"}
@@ -93,8 +94,8 @@ def _rung(name: str, rung: Rung, remark: str, k: int, bar: int, paper: _Paper) -
     share = 0.0 if rung.length is None else (rung.length - 1) / k
     joint = "".join(f" {value:.2f}" for value in rung.joint)
     line = Text.assemble(paper.text(paper.bar(share, bar) + " " if bar else "", "cyan"),
-                         paper.text(f"{words.number(rung.length):>5}", "bold"),
-                         paper.text(f" {words.interval(rung.interval):<13}{joint:<{5 * k}}"),
+                         paper.text(f"{number(rung.length):>5}", "bold"),
+                         paper.text(f" {interval(rung.interval):<13}{joint:<{5 * k}}"),
                          paper.text(f" {remark}", "dim"))
     return _hanging(f"  {name:<10}", line, 12)
 
@@ -108,13 +109,13 @@ def _hanging(lead: str, text: Text, by: int) -> RenderableType:
 
 
 def _finding(rank: int, finding: Finding, paper: _Paper) -> Iterator[RenderableType]:
-    where = words.visible(", ".join(finding.where))
+    where = visible(", ".join(finding.where))
     yield Text.assemble(
-        "\n", paper.text(f"{rank}. {words.visible(finding.fault)}", "bold"), "  ",
+        "\n", paper.text(f"{rank}. {visible(finding.fault)}", "bold"), "  ",
         paper.text(finding.strength, STYLES[finding.strength]), paper.text(f"  {where}" if where else "", "dim"),
     )
     if rank > 1:
-        yield _indent(paper.text(words.visible(words.sentence(finding.says))), 3)
+        yield _indent(paper.text(visible(sentence(finding.says))), 3)
     if finding.acceptance is not None:
         lines = words.effect(finding.acceptance)
         for line in lines:
@@ -125,11 +126,11 @@ def _finding(rank: int, finding: Finding, paper: _Paper) -> Iterator[RenderableT
         yield from _evidence(evidence, paper, brief=rank > 1)
     if len(finding.evidence) > len(shown):
         yield _indent(paper.text(f"{len(finding.evidence) - len(shown)} more in --json and --html", "dim"), 3)
-    yield _hanging("   fix      ", paper.text(words.visible(words.sentence(finding.fix.says)), "green"), 12)
+    yield _hanging("   fix      ", paper.text(visible(sentence(finding.fix.says)), "green"), 12)
     for consumer, settings in words.config_lines(finding.fix.config):
         yield _hanging("", paper.text(f"{consumer}  {settings}"), 12)
     for caveat in finding.caveats:
-        yield _hanging("   but      ", paper.text(words.visible(words.sentence(caveat)), "yellow"), 12)
+        yield _hanging("   but      ", paper.text(visible(sentence(caveat)), "yellow"), 12)
 
 
 def _evidence(evidence: Evidence, paper: _Paper, *, brief: bool) -> Iterator[RenderableType]:
@@ -137,7 +138,7 @@ def _evidence(evidence: Evidence, paper: _Paper, *, brief: bool) -> Iterator[Ren
              "decides": evidence.decides}
     for lead, text in lines.items():
         if text and not (brief and lead != "found"):
-            yield _hanging(f"   {lead:<9}", paper.text(words.visible(text), "" if lead == "found" else "dim"), 12)
+            yield _hanging(f"   {lead:<9}", paper.text(visible(text), "" if lead == "found" else "dim"), 12)
 
 
 def _placement(diagnosis: Diagnosis, paper: _Paper) -> Iterator[RenderableType]:
@@ -166,26 +167,26 @@ def _cell(placed: Placed | None, paper: _Paper, differs: bool) -> Text:
         return Text("")
     margin = "" if placed.margin is None else f" {placed.margin:.2f}"
     return Text.assemble(
-        paper.text(("≠ " if differs else "") + words.visible(words.place(placed)), "bold red" if differs else ""),
-        paper.text(f" “{words.visible(placed.label, 32)}”" if placed.label and paper.unicode
-                   else f' "{words.visible(placed.label, 32)}"' if placed.label else "", "dim"),
+        paper.text(("≠ " if differs else "") + visible(words.place(placed)), "bold red" if differs else ""),
+        paper.text(f" “{visible(placed.label, 32)}”" if placed.label and paper.unicode
+                   else f' "{visible(placed.label, 32)}"' if placed.label else "", "dim"),
         paper.text(margin),
     )
 
 
 def _facts(title: str, facts: dict[str, object], paper: _Paper) -> Iterator[RenderableType]:
     if facts:
-        line = "; ".join(f"{name} {value}" for name, value in words.pairs(facts))
+        line = "; ".join(f"{name} {value}" for name, value in pairs(facts))
         yield Text("")
-        yield _hanging(title, paper.text(words.visible(line, 600)), 12)
+        yield _hanging(title, paper.text(visible(line, 600)), 12)
 
 
 def _list(title: str, items: list[str], paper: _Paper, limit: int = STEPS_SHOWN) -> Iterator[RenderableType]:
     shown, more = words.first_of(items, limit)
-    for number, item in enumerate(shown):
-        lead = title if number == 0 else ""
-        if number == 0:
+    for i, item in enumerate(shown):
+        lead = title if i == 0 else ""
+        if i == 0:
             yield Text("")
-        yield _hanging(lead, paper.text(f"· {words.visible(words.sentence(item))}"), 12)
+        yield _hanging(lead, paper.text(f"· {visible(sentence(item))}"), 12)
     if more:
         yield _hanging("", paper.text(f"{more} more in --json and --html", "dim"), 12)

@@ -1,14 +1,13 @@
-"""Text for people: figures as they are printed, places in words, and strings of unknown origin made harmless."""
+"""The parts of a diagnosis in words, the same for the terminal and the page."""
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from draftscope.boundaries import Boundary
 from draftscope.findings import Diagnosis, Effect, Finding, Ladder, Placed, Rung
+from draftscope.text import count, interval, number, percent, scalar, sentence, visible
 
 RUNGS = {
     "trained": ("trained", "needs the training states and the draft (--train or --train-heldout, --draft)"),
@@ -18,66 +17,10 @@ RUNGS = {
     "measured": ("measured", "needs the engine's counts (a capture with accepted_counts, or --metrics)"),
 }
 
-
-def visible(text: object, limit: int | None = None) -> str:
-    """One line that a terminal prints as it stands.
-
-    Control, format (bidirectional marks, zero widths) and undecodable characters become escapes, so that token text and
-    file names can neither move the cursor nor change the order in which a line reads.
-    """
-    out = "".join(c if c.isprintable() else _escape(c) for c in str(text))
-    return out if limit is None or len(out) <= limit else out[: limit - 1] + "…"
-
-
-def _escape(char: str) -> str:
-    known = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}
-    return known.get(char) or char.encode("unicode_escape", "backslashreplace").decode("ascii")
-
-
-def number(value: float | None, digits: int = 2) -> str:
-    """Fixed digits, or a dash where nothing was computed."""
-    return "–" if value is None else f"{value:.{digits}f}"
-
-
-def interval(bounds: tuple[float, float] | None, digits: int = 2) -> str:
-    """`[2.17, 2.31]`, or nothing."""
-    return "" if bounds is None else f"[{bounds[0]:.{digits}f}, {bounds[1]:.{digits}f}]"
-
-
-def percent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.0f} %"
-
-
-def count(value: int, noun: str, plural: str = "") -> str:
-    """`1 file`, `1,204 files`."""
-    return f"{value:,} {noun if value == 1 else plural or noun + 's'}"
-
-
-def scalar(value: Any) -> str:
-    """A figure of unknown type, short."""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if isinstance(value, (Mapping, list, tuple)):
-        return visible(json.dumps(value, ensure_ascii=False, default=str))
-    return "–" if value is None else visible(value)
-
-
-def pairs(mapping: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """A nested mapping as (name, value) in order, names of the levels joined by spaces."""
-    out: list[tuple[str, str]] = []
-    for key, value in mapping.items():
-        name = f"{prefix} {visible(key).replace('_', ' ')}".strip()
-        if isinstance(value, Mapping):
-            out += pairs(value, name)
-        elif isinstance(value, (list, tuple)) and not any(isinstance(v, (Mapping, list, tuple)) for v in value):
-            out.append((name, ", ".join(map(scalar, value)) or "none"))
-        else:
-            out.append((name, scalar(value)))
-    return out
+_TRANSFORMS = {
+    "direction": "up to a factor of each row's own", "rows": "but the rows of other tokens", "rotation": "up to a rotation",
+    "permutation": "with its channels permuted",
+}
 
 
 def verdict(diagnosis: Diagnosis) -> str:
@@ -87,14 +30,6 @@ def verdict(diagnosis: Diagnosis) -> str:
     if diagnosis.verdict == "undecided" or not diagnosis.findings:
         return "What is at hand does not decide it; what to measure next stands below."
     return visible(sentence(diagnosis.findings[0].says))
-
-
-def sentence(text: str) -> str:
-    """With a full stop, and a capital unless the first word is a name (`d2t`, `capture.bin`, `reference:`)."""
-    text = text.strip()
-    if re.match(r"[a-z]+[ ,.]", text + ".") and not re.match(r"\w+\.\w", text):
-        text = text[0].upper() + text[1:]
-    return text + ("" if text.endswith((".", "!", "?")) else ".")
 
 
 def place(placed: Placed) -> str:
@@ -109,8 +44,8 @@ def place(placed: Placed) -> str:
         text += f", of the token {abs(placed.lag)} {'later' if placed.lag > 0 else 'earlier'}"
     if placed.scale is not None and abs(placed.scale - 1) > 0.005:
         text += f", times {placed.scale:.3g}"
-    if placed.transform not in ("none", "lag", "scale"):
-        text += f", after {visible(placed.transform)}"
+    if placed.transform in _TRANSFORMS:
+        text += f", {_TRANSFORMS[placed.transform]}"
     if placed.share is not None and placed.share < 0.995:
         text += f", {percent(placed.share)} of the rows"
     return text
