@@ -4,7 +4,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/pytest -q
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-embedded lint lock clean
+.PHONY: help venv demo test test-embedded lint schemas lock clean
 
 help: ## what there is to make
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 16
@@ -26,6 +26,9 @@ test-embedded: .venv/ready ## the tests on the embedded pair
 lint: .venv/ready ## ruff and mypy
 	$(BIN)/ruff check
 	$(BIN)/mypy
+
+schemas: .venv/ready ## the JSON schemas that the package publishes
+	$(BIN)/python scripts/schemas
 
 lock: ## newest allowed versions into requirements/lock.txt
 	@scripts/lock "$(PYTHON)"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
+import runpy
 import subprocess
 import sys
 import tomllib
@@ -117,13 +119,25 @@ def test_the_lock_covers_what_is_declared() -> None:
         assert re.split(r"[<>=~\[;]", requirement)[0].lower() in locked
 
 
-def test_the_schema_is_published() -> None:
-    from draftscope.findings import Diagnosis
+def test_schemas_are_published_and_current() -> None:
+    scripts = runpy.run_path(str(ROOT / "scripts" / "schemas"))
+    folder = SOURCE / "schemas"
+    assert {p.stem for p in folder.iterdir()} == set(scripts["MODELS"])
+    for name, model in scripts["MODELS"].items():
+        assert (folder / f"{name}.json").read_text() == scripts["text"](model), "run `make schemas`"
 
-    schema = Diagnosis.model_json_schema(by_alias=True)
+
+def test_the_schema_is_the_contract() -> None:
+    schema = json.loads((SOURCE / "schemas" / "diagnosis-1.json").read_text())
     assert schema["properties"]["schema"]["const"] == "draftscope.diagnosis/1"
-    assert set(schema["properties"]) == {
+    assert set(schema["properties"]) >= {
         "schema", "verdict", "findings", "placement", "acceptance", "matched", "power", "next", "steps", "provenance",
+    }
+    assert set(schema["$defs"]["Finding"]["properties"]) >= {
+        "fault", "where", "says", "strength", "confidence", "recovery", "acceptance", "evidence", "fix", "caveats",
+    }
+    assert set(schema["$defs"]["Rung"]["properties"]) >= {
+        "k", "length", "interval", "joint", "conditional", "nll", "coverage", "rounds", "rows", "readout", "held_out",
     }
 
 
