@@ -35,8 +35,8 @@ class Entry(NamedTuple):
 FIRST, FINGERPRINTS, PIPELINE, HOUSEKEEPING = "Commands", "Fingerprints", "Pipeline", "Around it"
 
 TABLE = {
-    "demo": Entry("The case on the embedded pair: healthy, broken, diagnosed, fixed, measured again.", FIRST),
-    "lint": Entry("What a consumer makes of a draft checkpoint; no GPU, no states, seconds.", FIRST),
+    "demo": Entry("The case on the embedded pair: broken, diagnosed, fixed, measured.", FIRST),
+    "lint": Entry("What a consumer makes of a draft checkpoint, in seconds.", FIRST),
     "inspect": Entry("What a file, data set, checkpoint or capture is and holds.", FIRST),
     "capture": Entry("States at the draft's input while serving, under a budget.", FIRST),
     "replay": Entry("Acceptance of a draft offline, over recorded states.", FIRST),
