@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -21,8 +21,9 @@ from draftscope.diagnose.reference import decide
 from draftscope.diagnose.sides import SweptSide, side_facts, sweep_side
 from draftscope.diagnose.verdict import Judged, conclude
 from draftscope.eagle3.acceptance import Counts, summarise
-from draftscope.eagle3.reading import Reading
+from draftscope.eagle3.reading import D2T, Reading
 from draftscope.eagle3.replayed import Replay
+from draftscope.eagle3.stages import stages
 from draftscope.engines.counters import Counters, read_counters
 from draftscope.errors import DraftscopeError
 from draftscope.faults import FAULTS
@@ -134,7 +135,9 @@ class Examination:
     def _check_tokens(self) -> None:
         vocab = self.case.parts.vocab if self.case.parts else self.case.checkpoint.config.vocab_size if self.case.checkpoint else None
         for selected in (self.case.train, self.case.heldout, self.case.serve):
-            for sequence in selected.sequences if selected and vocab else []:
+            if selected is None or vocab is None:
+                continue
+            for sequence in selected.sequences:
                 bad = ((sequence.token_ids < 0) | (sequence.token_ids >= vocab)).nonzero()
                 if len(bad):
                     raise DraftscopeError(f"token id {int(sequence.token_ids[bad[0]])} is outside the vocabulary of {vocab}",
@@ -247,8 +250,6 @@ class Examination:
     def _gate(self) -> None:
         """The engine's own counts reproduced as read; if not, each known runtime fault is added to the reading."""
         assert self.ladder is not None
-        from dataclasses import replace
-
         m = self.m
         gate = self.ladder.served(combine([], self.as_read)).gate()
         if gate is None:
@@ -257,28 +258,29 @@ class Examination:
         m.gate = GateFacts(gate.share, gate.steps, len(gate.near_ties), gate.left_out)
         self.steps.append(f"gate: replay at the engine's own starts gives the recorded accepted count in {gate.share:.1%} of {gate.steps} steps "
                           f"({len(gate.near_ties)} near-ties, {gate.left_out} left out)")
+        m.stages = self._stages()
         if gate.passed:
             return
-        m.stages = self._stages()
-        wrong = "post" if m.feedback == "pre" else "pre"
+        wrong: Literal["pre", "post"] = "post" if m.feedback == "pre" else "pre"
         tried = {f"feedback={wrong}": replace(self.as_read, feedback=wrong)}
         if m.vocabulary and m.vocabulary.stored not in ("none needed", "missing"):
-            tried |= {f"d2t={d}": replace(self.as_read, d2t=d) for d in ("zero", "absolute", "offset") if d != self.as_read.d2t}
+            readings: tuple[D2T, ...] = ("zero", "absolute", "offset")
+            tried |= {f"d2t={d}": replace(self.as_read, d2t=d) for d in readings if d != self.as_read.d2t}
         best: tuple[float, Reading] | None = None
         for name, reading in tried.items():
-            other = self.ladder.served(combine([], reading)).gate()  # type: ignore[arg-type]
+            other = self.ladder.served(combine([], reading)).gate()
             if other is not None:
                 m.gate_with[name] = GateFacts(other.share, other.steps, len(other.near_ties), other.left_out)
                 if other.passed and (best is None or other.share > best[0]):
-                    best = (other.share, reading)  # type: ignore[assignment]
+                    best = (other.share, reading)
         if best is not None:
             self.as_read = best[1]
 
     def _stages(self) -> StageFacts | None:
-        from draftscope.eagle3.stages import stages
-
         assert self.ladder is not None and self.case.serve is not None
-        found = stages(self.ladder.draft(self.as_read), self.case.serve.sequences)
+        checkpoint = self.case.checkpoint
+        offsets = None if checkpoint is None else checkpoint.tensors.get("d2t")
+        found = stages(self.ladder.draft(self.as_read), self.case.serve.sequences, offsets=offsets)
         if found is None:
             return None
         return StageFacts(found.fc_error, found.layer_error, found.head_agreement, found.feedback_error, found.steps)
