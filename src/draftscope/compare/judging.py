@@ -54,7 +54,7 @@ class Reading:
     def improves(self, simpler: Reading) -> bool:
         """Half the error, and twice the rows that match as closely as they do here."""
         tolerance = max(4 * self.error, 0.01)
-        here, there = ((r.errors[:, r.best] < tolerance).sum() for r in (self, simpler))
+        here, there = ((r.errors < tolerance).sum(0).max() for r in (self, simpler))
         return self.error < GAIN * simpler.error and bool(here >= 2 * there)
 
 
@@ -281,7 +281,7 @@ def _look_up(evidence: Evidence, slot: int, ids: Tensor | None = None) -> Found 
             same = own[part, :1] == references["sequence"]
             distance[same & (own[part, 1:] == references["row"])] = torch.inf
             # Rows of shared prefixes are equal in several sequences: prefer one's own.
-            parts.append((distance - 1e-6 * same).min(1))
+            parts.append((distance + 1e-6 * ~same).min(1))
         errors.append(torch.cat([p.values for p in parts]))
         where.append(torch.cat([p.indices for p in parts]))
     at = torch.stack(where, 1)
