@@ -166,6 +166,9 @@ def build_draft(checkpoint: Checkpoint, parts: TargetParts | None = None, readin
         if embedding.shape[1] != config.hidden_size:
             raise DraftscopeError(f"the checkpoint has no embedding, and the target's is {embedding.shape[1]} wide, the draft "
                                   f"{config.hidden_size}", where=where)
+    elif embedding is None and "embed_tokens." in reading.lost:
+        # An engine that puts the target's embedding in its place; with no target at hand the draft's own has to do.
+        embedding = checkpoint.tensors.get("embed_tokens.weight")
     draft.embedding = None if embedding is None else embedding.float()
     return draft.float().eval().requires_grad_(False)
 
@@ -284,6 +287,7 @@ def _refuse_unnormed_head(raw: dict[str, Any], tensors: dict[str, Tensor], folde
     Elsewhere the key means the feedback and false is the default, so it is believed only where the norm shows no training.
     """
     norm = tensors.get("norm.weight")
-    if raw.get("norm_output") is False and "speculators_model_type" not in raw and (norm is None or bool((norm == 1).all())):
+    untrained = norm is None or bool((norm == 1).all())
+    if raw.get("norm_output") is False and "speculators_model_type" not in raw and untrained:
         raise DraftscopeError("norm_output: false with an untrained final norm (SpecForge: a head on un-normed states) is not "
-                              "supported", where=str(folder / "config.json"), remedy="No engine serves it; train with norm_output: true")
+                              "supported", where=str(folder / "config.json"), remedy="Train with norm_output: true")
