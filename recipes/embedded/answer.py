@@ -66,15 +66,19 @@ def main() -> None:
     empty = [r for r in rows if r["kind"] == "self" and r["id"] not in done]
     opening = tokenizer.encode(header)
     wanted = [Request(r["id"], list(opening), 1.0, stop, 96) for r in empty]
-    turns = {r.key: tokenizer.decode(r.answer_ids, skip_special_tokens=True).strip()
-             for r in answers(model, wanted, rows=options.rows, capacity=256, seed=number)}
+    turns = {
+        r.key: tokenizer.decode(r.answer_ids, skip_special_tokens=True).strip()
+        for r in answers(model, wanted, rows=options.rows, capacity=256, seed=number)
+    }
 
     def requests():
         for r in rows:
             text = turns.get(r["id"], "") if r["kind"] == "self" else r["messages"][0]["content"]
             if r["id"] in done or not text:
                 continue
-            rendered = tokenizer.apply_chat_template([{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True)
+            rendered = tokenizer.apply_chat_template(
+                [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
+            )
             ids = tokenizer.encode(rendered)
             if len(ids) <= 256:
                 yield Request(r["id"], ids, r["temperature"], stop, 256)

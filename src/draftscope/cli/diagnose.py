@@ -21,15 +21,39 @@ def refusal(error: DraftscopeError) -> Diagnosis:
 
 def command(
     train: Annotated[Path | None, typer.Option("--train", metavar="DIR", help="Training states.")] = None,
-    train_heldout: Annotated[Path | None, typer.Option("--train-heldout", metavar="DIR", help="Training states kept out of training.")] = None,
-    serve: Annotated[Path | None, typer.Option("--serve", metavar="DIR", help="A capture of what the draft received in service.")] = None,
+    train_heldout: Annotated[
+        Path | None, typer.Option("--train-heldout", metavar="DIR", help="Training states kept out of training.")
+    ] = None,
+    serve: Annotated[
+        Path | None, typer.Option("--serve", metavar="DIR", help="A capture of what the draft received in service.")
+    ] = None,
     draft: Annotated[Path | None, typer.Option("--draft", metavar="DIR", help="The draft's checkpoint.")] = None,
-    target: Annotated[Path | None, typer.Option("--target", metavar="DIR", help="The target: a folder with weights, or only its embedding, final norm and head.")] = None,
-    metrics: Annotated[Path | None, typer.Option("--metrics", metavar="FILE", help="Prometheus text of the engine, or the JSON of generate.")] = None,
-    consumer: Annotated[str | None, typer.Option("--for", metavar="CONSUMER", help="Who reads the checkpoint, as vllm@0.32 or sglang@0.5.23; without it, who the capture says.")] = None,
-    k: Annotated[int | None, typer.Option("-k", "--k", min=1, max=16, help="Drafted tokens per step; without it the capture's, else 3.")] = None,
+    target: Annotated[
+        Path | None,
+        typer.Option(
+            "--target", metavar="DIR", help="The target: a folder with weights, or only its embedding, final norm and head."
+        ),
+    ] = None,
+    metrics: Annotated[
+        Path | None, typer.Option("--metrics", metavar="FILE", help="Prometheus text of the engine, or the JSON of generate.")
+    ] = None,
+    consumer: Annotated[
+        str | None,
+        typer.Option(
+            "--for",
+            metavar="CONSUMER",
+            help="Who reads the checkpoint, as vllm@0.32 or sglang@0.5.23; without it, who the capture says.",
+        ),
+    ] = None,
+    k: Annotated[
+        int | None, typer.Option("-k", "--k", min=1, max=16, help="Drafted tokens per step; without it the capture's, else 3.")
+    ] = None,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=2, metavar="N", help="Rows taken from each side.")] = 4096,
-    json: JsonOption = None, html: HtmlOption = None, quiet: QuietOption = False, seed: SeedOption = 0, threads: ThreadsOption = None,
+    json: JsonOption = None,
+    html: HtmlOption = None,
+    quiet: QuietOption = False,
+    seed: SeedOption = 0,
+    threads: ThreadsOption = None,
 ) -> None:
     """Find out why a draft's tokens are rejected.
 
@@ -41,8 +65,18 @@ def command(
     from draftscope.report.html import page
     from draftscope.report.terminal import show
 
-    inputs = Inputs(train=train, train_heldout=train_heldout, serve=serve, draft=draft, target=target, metrics=metrics,
-                    consumer=consumer, k=k, max_tokens=max_tokens, seed=seed)
+    inputs = Inputs(
+        train=train,
+        train_heldout=train_heldout,
+        serve=serve,
+        draft=draft,
+        target=target,
+        metrics=metrics,
+        consumer=consumer,
+        k=k,
+        max_tokens=max_tokens,
+        seed=seed,
+    )
     found = diagnose(inputs, ui.note)
     if not ui.quiet:
         show(found, ui.console)

@@ -139,18 +139,27 @@ def _check_target(case: Case) -> None:
     if case.parts is None or case.checkpoint is None:
         return
     config = case.checkpoint.config
-    for what, mine, theirs in (("width", config.target_hidden_size, case.parts.width), ("vocabulary", config.vocab_size, case.parts.vocab)):
+    for what, mine, theirs in (
+        ("width", config.target_hidden_size, case.parts.width),
+        ("vocabulary", config.vocab_size, case.parts.vocab),
+    ):
         if mine != theirs:
-            raise DraftscopeError(f"the draft was made for a target of {what} {mine}, this target's is {theirs}",
-                                  where=str(case.checkpoint.folder), remedy=f"Give the draft's own target instead of {case.parts.folder}")
+            raise DraftscopeError(
+                f"the draft was made for a target of {what} {mine}, this target's is {theirs}",
+                where=str(case.checkpoint.folder),
+                remedy=f"Give the draft's own target instead of {case.parts.folder}",
+            )
 
 
 def _select(path: Path, kind: str, inputs: Inputs, slots: int | None, width: int | None = None) -> Selected:
     source = open_source(path)
     if source.kind != kind:
         expected = "training data" if kind == "samples" else "a capture"
-        raise DraftscopeError(f"holds {'a capture' if source.kind == 'traces' else 'training data'} ({source.chosen})", where=str(path),
-                              remedy=f"This option takes {expected}")
+        raise DraftscopeError(
+            f"holds {'a capture' if source.kind == 'traces' else 'training data'} ({source.chosen})",
+            where=str(path),
+            remedy=f"This option takes {expected}",
+        )
     selected = Selected(source, meta=dict(source.meta))
     lengths = []
     read = 0
@@ -207,8 +216,11 @@ def _slots_of(trace: Trace, slots: int | None, width: int | None, path: Path) ->
         return slots
     if total % 3 == 0:
         return 3
-    raise DraftscopeError(f"rows of {total} values are no whole number of slots", where=f"{path}: {trace.name}: fc_input",
-                          remedy="Give --draft or --target, which say how wide a slot is")
+    raise DraftscopeError(
+        f"rows of {total} values are no whole number of slots",
+        where=f"{path}: {trace.name}: fc_input",
+        remedy="Give --draft or --target, which say how wide a slot is",
+    )
 
 
 def _head(sequence: Sequence, rows: int) -> Sequence:
@@ -219,13 +231,20 @@ def _head(sequence: Sequence, rows: int) -> Sequence:
     if steps is not None:
         kept = steps.start < rows - 1
         steps = type(steps)(
-            start=steps.start[kept], drafted=None if steps.drafted is None else steps.drafted[kept], accepted=steps.accepted[kept],
-            states=None if steps.states is None else steps.states[kept], left_out=steps.left_out,
+            start=steps.start[kept],
+            drafted=None if steps.drafted is None else steps.drafted[kept],
+            accepted=steps.accepted[kept],
+            states=None if steps.states is None else steps.states[kept],
+            left_out=steps.left_out,
         )
     return Sequence(
-        name=sequence.name, token_ids=sequence.token_ids[:rows], features=sequence.features[:rows],
+        name=sequence.name,
+        token_ids=sequence.token_ids[:rows],
+        features=sequence.features[:rows],
         last=None if sequence.last is None else sequence.last[:rows],
-        answer=None if sequence.answer is None else sequence.answer[:rows], positions=sequence.positions[:rows], steps=steps,
+        answer=None if sequence.answer is None else sequence.answer[:rows],
+        positions=sequence.positions[:rows],
+        steps=steps,
         fc_output=None if sequence.fc_output is None else sequence.fc_output[:rows],
     )
 

@@ -22,7 +22,9 @@ def map_facts(checkpoint: Checkpoint) -> MapFacts:
     if size == vocab and d2t is None:
         return facts("none needed", "draft and target vocabulary are equal")
     if d2t is None:
-        return facts("missing", "the checkpoint holds no d2t" + (", but t2d, from which it can be rebuilt" if rebuilt else " and no t2d"))
+        return facts(
+            "missing", "the checkpoint holds no d2t" + (", but t2d, from which it can be rebuilt" if rebuilt else " and no t2d")
+        )
     offset = torch.arange(size) + d2t.long()
     if size < vocab and not bool(d2t.any()):
         true = "" if t2d is None else f"; t2d has true entries up to {int(t2d.nonzero().max())}"
@@ -40,12 +42,15 @@ def map_facts(checkpoint: Checkpoint) -> MapFacts:
             why = f"{beyond} of {size} ids i + d2t[i] lie beyond the vocabulary of {vocab}; {why}"
         return facts("absolute" if agree_absolute > 0.99 and agree_offset < 0.99 else "offset", why)
     if beyond and bool(((d2t >= 0) & (d2t < vocab)).all()) and len(torch.unique(d2t)) == size:
-        return facts("absolute", f"{beyond} of {size} ids i + d2t[i] lie beyond the vocabulary of {vocab}; the d2t[i] are distinct ids within it")
+        return facts(
+            "absolute",
+            f"{beyond} of {size} ids i + d2t[i] lie beyond the vocabulary of {vocab}; the d2t[i] are distinct ids within it",
+        )
     return facts("offset", f"i + d2t[i] lie in 0..{int(offset.max())} of {vocab}")
 
 
 def rebuilt_ids(checkpoint: Checkpoint) -> Tensor | None:
-    """Target ids [D] from `t2d`, whose i-th true entry is draft id i (every stack sorts ascending); None without a fitting t2d."""
+    """Target ids [D] from `t2d`, whose i-th true entry is draft id i (stacks sort ascending); None without a fitting t2d."""
     t2d = checkpoint.tensors.get("t2d")
     if t2d is None:
         return None

@@ -55,7 +55,9 @@ def tell(rig: Rig, boundaries: tuple[int, ...], fault_id: str, out: Path, report
     report(f"planting {fault_id} ({variant}) and serving again")
     run = rig.run(plant, out / "broken")
     report("diagnosing, from the files alone")
-    found = diagnose(Inputs(train=run.train, serve=run.serve, draft=run.draft, target=rig.target.folder, metrics=run.metrics), report)
+    found = diagnose(
+        Inputs(train=run.train, serve=run.serve, draft=run.draft, target=rig.target.folder, metrics=run.metrics), report
+    )
     first = found.findings[0].fault if found.findings else None
     mended = None
     if first is not None:

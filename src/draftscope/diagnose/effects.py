@@ -59,12 +59,20 @@ def costs(ladder: Ladder, suspicions: list[Suspicion], as_read: Reading, measure
         gain, _ = compare(without, fixed, chosen, seed=case.inputs.seed)
         after = alone.rung(chosen, seed=case.inputs.seed)
         length_now = measured.length if opaque and measured is not None else None if before is None else before.length
-        effects.append(Effect(
-            k=case.k, length_now=length_now, length_if_fixed=after.length, interval=after.interval,
-            nll_now=None if before is None else before.nll, nll_if_fixed=after.nll,
-            left_in=None if opaque else without.rung(chosen).length, all_fixed=fixed.rung(chosen).length,
-            gain=None if opaque else gain.value, gain_interval=None if opaque else gain.interval,
-        ))
+        effects.append(
+            Effect(
+                k=case.k,
+                length_now=length_now,
+                length_if_fixed=after.length,
+                interval=after.interval,
+                nll_now=None if before is None else before.nll,
+                nll_if_fixed=after.nll,
+                left_in=None if opaque else without.rung(chosen).length,
+                all_fixed=fixed.rung(chosen).length,
+                gain=None if opaque else gain.value,
+                gain_interval=None if opaque else gain.interval,
+            )
+        )
     whole = combine((s.undo for s in undoable if s.undo is not None), as_read)
     return Costs(effects, whole, fixed.rung(chosen, seed=case.inputs.seed), names)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ class Repair:
     order: tuple[int, ...] = ()
     scale: tuple[tuple[int, float], ...] = ()
     shift: int = 0
-    reading: Reading = Reading()
+    reading: Reading = field(default_factory=Reading)
     rebuilt_map: bool = False
 
     @property
@@ -49,8 +49,12 @@ def combine(undos: Iterable[Undo], base: Reading) -> Repair:
         if undo.feedback is not None:
             reading = replace(reading, feedback=undo.feedback)
         repair = Repair(
-            reference=repair.reference | undo.reference, order=undo.order or repair.order,
-            scale=(*repair.scale, *sorted(undo.scale.items())), shift=repair.shift + undo.shift, reading=reading, rebuilt_map=rebuilt,
+            reference=repair.reference | undo.reference,
+            order=undo.order or repair.order,
+            scale=(*repair.scale, *sorted(undo.scale.items())),
+            shift=repair.shift + undo.shift,
+            reading=reading,
+            rebuilt_map=rebuilt,
         )
     return repair
 
@@ -62,7 +66,13 @@ class Ladder:
         reference: what the slots should hold, for states re-made by the target.
     """
 
-    def __init__(self, case: Case, serve: SweptSide | None, reference: tuple[Placed, ...] | None, on_tokens: Callable[[int], None] | None = None) -> None:
+    def __init__(
+        self,
+        case: Case,
+        serve: SweptSide | None,
+        reference: tuple[Placed, ...] | None,
+        on_tokens: Callable[[int], None] | None = None,
+    ) -> None:
         self.case, self.serve, self.reference, self.on_tokens = case, serve, reference, on_tokens
         self._replays: dict[object, Replay] = {}
         self._drafts: dict[object, Draft] = {}
@@ -70,8 +80,11 @@ class Ladder:
     @property
     def can_remake(self) -> bool:
         """Whether the target's own states at the reference boundaries are at hand."""
-        return self.serve is not None and self.reference is not None and all(
-            p.boundary in self.serve.kept and p.kind == "stream" and p.norm == "pre" for p in self.reference)
+        return (
+            self.serve is not None
+            and self.reference is not None
+            and all(p.boundary in self.serve.kept and p.kind == "stream" and p.norm == "pre" for p in self.reference)
+        )
 
     def draft(self, reading: Reading, rebuilt_map: bool = False) -> Draft:
         """The checkpoint's draft under a reading."""

@@ -33,7 +33,10 @@ def from_boundaries(boundaries: Sequence[int]) -> tuple[Placed, ...]:
 
 
 def decide(
-    train: Sequence[Placed], serve: Sequence[Placed], expected: tuple[int, ...] | None, prefers_served: Callable[[], bool | None],
+    train: Sequence[Placed],
+    serve: Sequence[Placed],
+    expected: tuple[int, ...] | None,
+    prefers_served: Callable[[], bool | None],
 ) -> tuple[tuple[Placed, ...] | None, str, SideName]:
     """The reference, where it comes from, and the side that may depart from it.
 

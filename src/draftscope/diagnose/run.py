@@ -4,31 +4,25 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Literal
-
-import torch
+from typing import Any
 
 from draftscope.boundaries import default_boundaries
 from draftscope.compare.pairing import embedding_check, last_state_check
 from draftscope.consumers import effective
 from draftscope.diagnose.case import Case, Inputs, Selected, open_case
 from draftscope.diagnose.checkpoint_facts import map_facts
+from draftscope.diagnose.climb import climb
 from draftscope.diagnose.effects import costs, judged_names
 from draftscope.diagnose.ladder import Ladder, combine
 from draftscope.diagnose.reference import decide
 from draftscope.diagnose.sides import SweptSide, side_facts, sweep_side
 from draftscope.diagnose.verdict import Judged, conclude
-from draftscope.eagle3.acceptance import Counts, summarise
-from draftscope.eagle3.reading import D2T, Reading
-from draftscope.eagle3.replayed import Replay
-from draftscope.eagle3.stages import stages
-from draftscope.engines.counters import Counters, read_counters
+from draftscope.eagle3.reading import Reading
 from draftscope.errors import DraftscopeError
 from draftscope.faults import FAULTS
-from draftscope.faults.base import Suspicion
-from draftscope.faults.measurements import GateFacts, Measurements, RungFacts, StageFacts
+from draftscope.faults.measurements import Measurements
 from draftscope.findings import Diagnosis, Placed, Placement, Rung
 
 Report = Callable[[str], None]
@@ -67,9 +61,8 @@ class Examination:
         self.check_integrity()
         self.read_target_parts()
         self.place()
-        self.climb()
+        climb(self)
         suspicions = [suspicion for fault in FAULTS for suspicion in fault.recognise(self.m)]
-        suspicions = self.without_echoes(suspicions)
         found = costs(self.ladder, suspicions, self.as_read, self.rungs.get("measured")) if self.ladder is not None else None
         judged = [Judged(s, found.effects[i] if found else None) for i, s in enumerate(suspicions)]
         return conclude(self, judged, found)
@@ -93,7 +86,9 @@ class Examination:
         if m.consumer is not None:
             found = effective(checkpoint, m.consumer, case.layers)
             self.as_read = found.reading
-            text += f", and as {m.consumer} reads it: boundaries {_listed(found.boundaries)}" + "".join(f"; {note}" for note in found.notes)
+            text += f", and as {m.consumer} reads it: boundaries {_listed(found.boundaries)}" + "".join(
+                f"; {note}" for note in found.notes
+            )
         self.steps.append(text)
 
     def _claimed_consumer(self) -> str | None:
@@ -101,7 +96,9 @@ class Examination:
             return None
         engine, engine_version = self.case.serve.meta.get("engine"), str(self.case.serve.meta.get("engine_version", ""))
         known = {("vllm", "0.32"): "vllm@0.32", ("sglang", "0.5.23"): "sglang@0.5.23"}
-        return next((name for (stack, prefix), name in known.items() if engine == stack and engine_version.startswith(prefix)), None)
+        return next(
+            (name for (stack, prefix), name in known.items() if engine == stack and engine_version.startswith(prefix)), None
+        )
 
     # -- step 2: integrity --------------------------------------------------------------------------------------------------
 
@@ -109,61 +106,86 @@ class Examination:
         case, m = self.case, self.m
         for name, selected in (("train", case.train), ("serve", case.serve)):
             if selected is None:
-                self.next.append("give training states (--train): what the draft was trained on is then known from data, not from its configuration"
-                                 if name == "train" else "give a capture of what the draft receives in service (--serve)")
+                self.next.append(
+                    "give training states (--train): what the draft was trained on is then known from data, not from its "
+                    "configuration"
+                    if name == "train"
+                    else "give a capture of what the draft receives in service (--serve)"
+                )
                 continue
             facts = side_facts(name, selected, None)  # type: ignore[arg-type]
             setattr(m, name, facts)
             skipped = f", {len(selected.source.skipped)} passed over" if selected.source.skipped else ""
-            self.steps.append(f"{'training states' if name == 'train' else 'capture'}: {selected.total} read{skipped}, {len(selected.sequences)} "
-                              f"taken with {selected.rows} rows; non-finite values in {len(selected.nonfinite)} slots of {selected.checked} sequences")
+            self.steps.append(
+                f"{'training states' if name == 'train' else 'capture'}: {selected.total} read{skipped}, "
+                f"{len(selected.sequences)} taken with {selected.rows} rows; non-finite values in {len(selected.nonfinite)} "
+                f"slots of {selected.checked} sequences"
+            )
             self.matched[name] = _matched(selected)
         self._check_widths()
         self._check_tokens()
 
     def _check_widths(self) -> None:
         case = self.case
-        widths = {name: int(s.sequences[0].features.shape[2]) for name, s in (("training states", case.train), ("capture", case.serve)) if s}
+        widths = {
+            name: int(s.sequences[0].features.shape[2])
+            for name, s in (("training states", case.train), ("capture", case.serve))
+            if s
+        }
         if case.parts is not None:
             widths["target"] = case.parts.width
         if case.checkpoint is not None:
             widths["draft"] = case.checkpoint.config.target_hidden_size
         if len(set(widths.values())) > 1:
-            raise DraftscopeError("inputs of different width: " + ", ".join(f"{k} {v}" for k, v in widths.items()),
-                                  remedy="They belong to different targets; give the ones that go together")
+            raise DraftscopeError(
+                "inputs of different width: " + ", ".join(f"{k} {v}" for k, v in widths.items()),
+                remedy="They belong to different targets; give the ones that go together",
+            )
 
     def _check_tokens(self) -> None:
-        vocab = self.case.parts.vocab if self.case.parts else self.case.checkpoint.config.vocab_size if self.case.checkpoint else None
+        vocab = (
+            self.case.parts.vocab if self.case.parts else self.case.checkpoint.config.vocab_size if self.case.checkpoint else None
+        )
         for selected in (self.case.train, self.case.heldout, self.case.serve):
             if selected is None or vocab is None:
                 continue
             for sequence in selected.sequences:
                 bad = ((sequence.token_ids < 0) | (sequence.token_ids >= vocab)).nonzero()
                 if len(bad):
-                    raise DraftscopeError(f"token id {int(sequence.token_ids[bad[0]])} is outside the vocabulary of {vocab}",
-                                          where=f"{selected.source.path}: {sequence.name}, row {int(bad[0])}",
-                                          remedy="The states belong to another target or tokenizer")
+                    raise DraftscopeError(
+                        f"token id {int(sequence.token_ids[bad[0]])} is outside the vocabulary of {vocab}",
+                        where=f"{selected.source.path}: {sequence.name}, row {int(bad[0])}",
+                        remedy="The states belong to another target or tokenizer",
+                    )
 
     # -- step 3: target parts -----------------------------------------------------------------------------------------------
 
     def read_target_parts(self) -> None:
         case = self.case
         if case.parts is None:
-            self.next.append("give the target (--target), or only its embedding, final norm and head: they prove what the first and last states are")
+            self.next.append(
+                "give the target (--target), or only its embedding, final norm and head: they prove what the first and last "
+                "states are"
+            )
             return
         for facts, selected in ((self.m.train, case.train), (self.m.serve, case.serve)):
             if facts is None or selected is None:
                 continue
             slots = int(selected.sequences[0].features.shape[1])
             pairs = [(s.features, s.token_ids[: s.rows]) for s in selected.sequences]
-            facts.embedding = [embedding_check([(f[:, i], ids) for f, ids in pairs], case.parts).is_embedding for i in range(slots)]
+            facts.embedding = [
+                embedding_check([(f[:, i], ids) for f, ids in pairs], case.parts).is_embedding for i in range(slots)
+            ]
             with_last = [s for s in selected.sequences if s.last is not None]
             if with_last:
                 check = last_state_check([(s.last, s.token_ids, s.answer) for s in with_last], case.parts)
                 facts.last_agreement = check.agreement
                 self.matched[f"{facts.name}_text"] = {"last_state": check.norm, "agreement": check.agreement}
             held = [facts.where(i) for i, is_embedding in enumerate(facts.embedding) if is_embedding]
-            self.steps.append(f"{facts.name} states against the target's embedding: " + (f"{', '.join(held)} is the embedding" if held else "no slot is the embedding"))
+            self.steps.append(
+                f"{facts.name} states against the target's embedding: "
+                + (f"{', '.join(held)} is the embedding" if held else "no slot is the embedding")
+            )
 
     # -- steps 4 and 5: placement -------------------------------------------------------------------------------------------
 
@@ -175,7 +197,9 @@ class Examination:
             for name, selected in (("train", case.train), ("serve", case.serve)):
                 if selected is None:
                     continue
-                self.report(f"running the target over {selected.rows} tokens of the {'training states' if name == 'train' else 'capture'}")
+                self.report(
+                    f"running the target over {selected.rows} tokens of the {'training states' if name == 'train' else 'capture'}"
+                )
                 swept = sweep_side(case.target, selected, tuple(sorted(b for b in wanted if b <= case.target.layers)))
                 self.swept[name] = swept
                 facts = side_facts(name, selected, swept)  # type: ignore[arg-type]
@@ -183,7 +207,10 @@ class Examination:
                 facts.embedding, facts.last_agreement = previous.embedding, previous.last_agreement
                 setattr(m, name, facts)
                 wanted |= {p.boundary for p in facts.slots if p.boundary is not None and p.kind == "stream" and p.norm == "pre"}
-                self.steps.append(f"{name} slots placed against {case.target.layers + 1} boundaries: " + ", ".join(_place(p) for p in facts.slots))
+                self.steps.append(
+                    f"{name} slots placed against {case.target.layers + 1} boundaries: "
+                    + ", ".join(_place(p) for p in facts.slots)
+                )
         else:
             for facts in m.sides():
                 if any(facts.embedding):
@@ -214,98 +241,6 @@ class Examination:
             return None
         return serve.nll < train.nll
 
-    # -- step 6: the ladder -------------------------------------------------------------------------------------------------
-
-    def climb(self) -> None:
-        case, m = self.case, self.m
-        counters = read_counters(case.inputs.metrics) if case.inputs.metrics is not None else None
-        if self.ladder is not None:
-            self.report("replaying the draft")
-            meant = combine([], Reading(d2t="absolute") if m.vocabulary and m.vocabulary.stored == "absolute" else Reading())
-            replayable = not [name for name in m.missing if name != "d2t"]
-            if case.train is not None and replayable:
-                trained = self.ladder.trained(meant)
-                self._rung("trained", trained, held_out=case.heldout is not None)
-                m.unigram_nll = unigram_nll(case.train)
-                self.matched["trained_text"] = trained.text()
-            if case.serve is not None and replayable:
-                if self.ladder.can_remake:
-                    self._rung("reference", self.ladder.remade(meant))
-                self._rung("served", self.ladder.served(meant))
-                self._gate()
-                as_read = self.ladder.served(combine([], self.as_read))
-                self._rung("as_read", as_read)
-                self.matched["served_text"] = as_read.text()
-                measured = as_read.measured()
-                if measured is not None and measured.rounds:
-                    self.rungs["measured"] = measured
-        if counters is not None:
-            self._counters(counters)
-
-    def _rung(self, name: str, replayed: Replay, held_out: bool | None = None) -> None:
-        rung = replayed.rung(held_out=held_out, seed=self.case.inputs.seed)
-        self.rungs[name] = rung
-        self.m.rungs[name] = RungFacts(rung.length, rung.joint, rung.nll, rung.coverage, rung.rows)
-
-    def _gate(self) -> None:
-        """The engine's own counts reproduced as read; if not, each known runtime fault is added to the reading."""
-        assert self.ladder is not None
-        m = self.m
-        gate = self.ladder.served(combine([], self.as_read)).gate()
-        if gate is None:
-            self.next.append("record the verify steps in the capture (accepted_counts, step): without them what the engine itself does wrong can't be seen")
-            return
-        m.gate = GateFacts(gate.share, gate.steps, len(gate.near_ties), gate.left_out)
-        self.steps.append(f"gate: replay at the engine's own starts gives the recorded accepted count in {gate.share:.1%} of {gate.steps} steps "
-                          f"({len(gate.near_ties)} near-ties, {gate.left_out} left out)")
-        m.stages = self._stages()
-        if gate.passed:
-            return
-        wrong: Literal["pre", "post"] = "post" if m.feedback == "pre" else "pre"
-        tried = {f"feedback={wrong}": replace(self.as_read, feedback=wrong)}
-        if m.vocabulary and m.vocabulary.stored not in ("none needed", "missing"):
-            readings: tuple[D2T, ...] = ("zero", "absolute", "offset")
-            tried |= {f"d2t={d}": replace(self.as_read, d2t=d) for d in readings if d != self.as_read.d2t}
-        best: tuple[float, Reading] | None = None
-        for name, reading in tried.items():
-            other = self.ladder.served(combine([], reading)).gate()
-            if other is not None:
-                m.gate_with[name] = GateFacts(other.share, other.steps, len(other.near_ties), other.left_out)
-                if other.passed and (best is None or other.share > best[0]):
-                    best = (other.share, reading)
-        if best is not None:
-            self.as_read = best[1]
-
-    def _stages(self) -> StageFacts | None:
-        assert self.ladder is not None and self.case.serve is not None
-        checkpoint = self.case.checkpoint
-        offsets = None if checkpoint is None else checkpoint.tensors.get("d2t")
-        found = stages(self.ladder.draft(self.as_read), self.case.serve.sequences, offsets=offsets)
-        if found is None:
-            return None
-        return StageFacts(found.fc_error, found.layer_error, found.head_agreement, found.feedback_error, found.steps)
-
-    def _counters(self, counters: Counters) -> None:
-        k = max(len(counters.accepted), 1)
-        reached = [counters.drafts, *counters.accepted[:-1]]
-        pooled = Counts("counters", torch.tensor(reached).numpy(), torch.tensor(counters.accepted).numpy(), counters.drafts)
-        self.rungs["measured"] = summarise([pooled], k, "engine")
-        self.steps.append(f"measured: {counters.says}, {counters.drafts} steps, accept length {counters.length:.3f}" if counters.length
-                          else f"measured: {counters.says}, no steps")
-
-    # -- step 7: what shows only because of something else --------------------------------------------------------------------
-
-    def without_echoes(self, suspicions: list[Suspicion]) -> list[Suspicion]:
-        """Rows moved along the tokens leave the block's edge rows in place; NaN in a slot makes its other figures void."""
-        void = {(s.side, place) for s in suspicions if s.fault == "nonfinite" for place in s.where}
-        kept = []
-        for suspicion in suspicions:
-            places = {(suspicion.side, place) for place in suspicion.where}
-            if suspicion.fault != "nonfinite" and places and places <= void and suspicion.strength != "proven":
-                continue
-            kept.append(suspicion)
-        return kept
-
     # -- what is said besides the findings --------------------------------------------------------------------------------
 
     def placement(self) -> Placement:
@@ -320,26 +255,36 @@ class Examination:
                 return "unknown"
 
         inputs = self.case.inputs
-        given = {k: str(v) for k, v in (("train", inputs.train), ("train_heldout", inputs.train_heldout), ("serve", inputs.serve),
-                                        ("draft", inputs.draft), ("target", inputs.target), ("metrics", inputs.metrics)) if v is not None}
+        given = {
+            k: str(v)
+            for k, v in (
+                ("train", inputs.train),
+                ("train_heldout", inputs.train_heldout),
+                ("serve", inputs.serve),
+                ("draft", inputs.draft),
+                ("target", inputs.target),
+                ("metrics", inputs.metrics),
+            )
+            if v is not None
+        }
         return {
-            "inputs": given, "consumer": self.m.consumer, "k": self.case.k, "seed": inputs.seed, "max_tokens": inputs.max_tokens,
-            "claims": {} if self.case.serve is None else {k: v for k, v in self.case.serve.meta.items() if not isinstance(v, dict)},
+            "inputs": given,
+            "consumer": self.m.consumer,
+            "k": self.case.k,
+            "seed": inputs.seed,
+            "max_tokens": inputs.max_tokens,
+            "claims": {}
+            if self.case.serve is None
+            else {k: v for k, v in self.case.serve.meta.items() if not isinstance(v, dict)},
             "labels": [] if self.case.train is None else list(self.case.train.labels),
-            "versions": {"draftscope": of("draftscope"), "torch": of("torch"), "transformers": of("transformers"), "python": platform.python_version()},
+            "versions": {
+                "draftscope": of("draftscope"),
+                "torch": of("torch"),
+                "transformers": of("transformers"),
+                "python": platform.python_version(),
+            },
             "judged_on": len(judged_names([s.name for s in self.case.serve.sequences])) if self.case.serve else 0,
         }
-
-
-def unigram_nll(selected: Selected) -> float | None:
-    """-log p of the answer tokens under their own frequencies (the entropy of the unigram distribution); None without answers."""
-    tokens = [s.token_ids[s.answer[: len(s.token_ids)]] if s.answer is not None else s.token_ids for s in selected.sequences]
-    joined = torch.cat(tokens)
-    if len(joined) < 2:
-        return None
-    counts = torch.unique(joined, return_counts=True)[1].double()
-    p = counts / counts.sum()
-    return float(-(p * p.log()).sum())
 
 
 def _matched(selected: Selected) -> dict[str, Any]:
@@ -347,19 +292,37 @@ def _matched(selected: Selected) -> dict[str, Any]:
     for skip in selected.source.skipped:
         reasons[skip.why] = reasons.get(skip.why, 0) + 1
     steps = sum(len(s.steps.start) for s in selected.sequences if s.steps is not None)
-    return {"read": selected.total, "taken": len(selected.sequences), "rows": selected.rows, "rows_cut": selected.rows_left_out,
-            "skipped": reasons, "steps": steps, "format": selected.source.format}
+    return {
+        "read": selected.total,
+        "taken": len(selected.sequences),
+        "rows": selected.rows,
+        "rows_cut": selected.rows_left_out,
+        "skipped": reasons,
+        "steps": steps,
+        "format": selected.source.format,
+    }
 
 
 def _embedding_only(slot: int, is_embedding: bool) -> Placed:
-    return Placed(slot=slot, label="", boundary=0 if is_embedding else None, norm="pre" if is_embedding else None,
-                  kind="stream" if is_embedding else None, margin=None, candidates=[0] if is_embedding else [])
+    return Placed(
+        slot=slot,
+        label="",
+        boundary=0 if is_embedding else None,
+        norm="pre" if is_embedding else None,
+        kind="stream" if is_embedding else None,
+        margin=None,
+        candidates=[0] if is_embedding else [],
+    )
 
 
 def _place(placed: Placed) -> str:
     if placed.boundary is None:
         return "unplaced"
-    text = f"{placed.boundary}" + ("" if placed.kind == "stream" else f" ({placed.kind})") + (" post-norm" if placed.norm == "post" else "")
+    text = (
+        f"{placed.boundary}"
+        + ("" if placed.kind == "stream" else f" ({placed.kind})")
+        + (" post-norm" if placed.norm == "post" else "")
+    )
     if placed.lag:
         text += f" lag {placed.lag:+d}"
     if placed.scale is not None and abs(placed.scale - 1) > 0.02:

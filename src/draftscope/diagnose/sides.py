@@ -39,7 +39,9 @@ class SweptSide:
         return self.streams[name][:, [self.kept.index(b) for b in boundaries]]
 
 
-def sweep_side(target: Target, selected: Selected, keep: tuple[int, ...], on_tokens: Callable[[int], None] | None = None) -> SweptSide:
+def sweep_side(
+    target: Target, selected: Selected, keep: tuple[int, ...], on_tokens: Callable[[int], None] | None = None
+) -> SweptSide:
     """Run the target over a side's tokens once: place every slot, and keep its own states at some boundaries."""
     placer = Placer()
     result = SweptSide([], keep)
@@ -61,9 +63,13 @@ def side_facts(name: SideName, selected: Selected, swept: SweptSide | None) -> S
     """The figures of one side that faults look at."""
     first = selected.sequences[0]
     facts = SideFacts(
-        name=name, sequences=len(selected.sequences), tokens=selected.rows,
+        name=name,
+        sequences=len(selected.sequences),
+        tokens=selected.rows,
         nonfinite=[NonFinite(*bad) for bad in sorted(selected.nonfinite)],
-        masked=selected.masked, empty=selected.empty, answer_tokens=selected.answer_tokens,
+        masked=selected.masked,
+        empty=selected.empty,
+        answer_tokens=selected.answer_tokens,
     )
     if swept is not None:
         slots = int(first.features.shape[1])
@@ -76,9 +82,19 @@ def side_facts(name: SideName, selected: Selected, swept: SweptSide | None) -> S
 def to_finding(placed: PlacedSlot, label: str) -> Placed:
     """Placement's own record as the report's."""
     return Placed(
-        slot=placed.slot, label=label, boundary=placed.boundary, norm=placed.norm, kind=placed.kind, margin=placed.margin,
-        error=placed.error, lag=placed.lag, scale=placed.scale, transform=placed.transform, share=placed.share,
-        candidates=sorted({c.index for c in placed.candidates if c.kind == placed.kind}), errors=list(placed.plain_errors),
+        slot=placed.slot,
+        label=label,
+        boundary=placed.boundary,
+        norm=placed.norm,
+        kind=placed.kind,
+        margin=placed.margin,
+        error=placed.error,
+        lag=placed.lag,
+        scale=placed.scale,
+        transform=placed.transform,
+        share=placed.share,
+        candidates=sorted({c.index for c in placed.candidates if c.kind == placed.kind}),
+        errors=list(placed.plain_errors),
     )
 
 

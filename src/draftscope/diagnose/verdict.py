@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from draftscope.diagnose.effects import Costs, loss
-from draftscope.diagnose.reference import same
 from draftscope.faults import FAULTS, fault
 from draftscope.faults.base import Suspicion, verdict_of
 from draftscope.findings import Diagnosis, Effect, Finding, Ladder, Placed, Rung, Verdict
@@ -39,8 +38,14 @@ def conclude(examination: Examination, judged: list[Judged], found: Costs | None
     caveats = _caveats(examination, found)
     findings = [
         Finding(
-            fault=j.suspicion.fault, where=j.suspicion.where, says=j.suspicion.says, strength=j.suspicion.strength,
-            recovery=_recovery(j), acceptance=j.effect, evidence=j.suspicion.evidence, fix=j.suspicion.fix,
+            fault=j.suspicion.fault,
+            where=j.suspicion.where,
+            says=j.suspicion.says,
+            strength=j.suspicion.strength,
+            recovery=_recovery(j),
+            acceptance=j.effect,
+            evidence=j.suspicion.evidence,
+            fix=j.suspicion.fix,
             caveats=[*j.suspicion.caveats, *(caveats if j.effect is not None else []), *_label_caveats(examination, j.suspicion)],
         )
         for j in ranked
@@ -52,9 +57,15 @@ def conclude(examination: Examination, judged: list[Judged], found: Costs | None
     else:
         verdict = "undecided" if gaps else "clean"
     return Diagnosis(
-        schema="draftscope.diagnosis/1", verdict=verdict, findings=findings, placement=examination.placement(),
-        acceptance=Ladder(**rungs), matched={**examination.matched, "reference": m.reference_from}, power=_power(examination),
-        next=list(dict.fromkeys([*gaps, *(examination.next if verdict != "clean" else [])])), steps=examination.steps + examination.case.notes,
+        schema="draftscope.diagnosis/1",
+        verdict=verdict,
+        findings=findings,
+        placement=examination.placement(),
+        acceptance=Ladder(**rungs),
+        matched={**examination.matched, "reference": m.reference_from},
+        power=_power(examination),
+        next=list(dict.fromkeys([*gaps, *(examination.next if verdict != "clean" else [])])),
+        steps=examination.steps + examination.case.notes,
         provenance=examination.provenance(),
     )
 
@@ -68,14 +79,20 @@ def _recovery(judged: Judged) -> Any:
 def _caveats(examination: Examination, found: Costs | None) -> list[str]:
     m, caveats = examination.m, []
     if m.gate is None:
-        caveats.append("no verify steps were recorded, so that replay could not be held against the engine: its figures are an estimate")
+        caveats.append(
+            "no verify steps were recorded, so that replay could not be held against the engine: its figures are an estimate"
+        )
     elif not m.gate.passed and not any(gate.passed for gate in m.gate_with.values()):
-        caveats.append(f"replay gives the engine's own counts in only {m.gate.share:.1%} of the steps: replayed figures are an estimate")
+        caveats.append(
+            f"replay gives the engine's own counts in only {m.gate.share:.1%} of the steps: replayed figures are an estimate"
+        )
     reference = examination.rungs.get("reference")
     repaired = None if found is None else found.repaired
     if reference is not None and repaired is not None and _below(repaired, reference):
-        caveats.append(f"with all of this undone the replay reaches {repaired.length:.2f}, the target's own states {reference.length:.2f}: "
-                       "something is left")
+        caveats.append(
+            f"with all of this undone the replay reaches {repaired.length:.2f}, the target's own states "
+            f"{reference.length:.2f}: something is left"
+        )
     return caveats
 
 
@@ -117,26 +134,30 @@ def _open_questions(examination: Examination, found: Costs | None) -> list[str]:
     for side in m.sides():
         lost = [side.where(p.slot) for p in side.slots if p.boundary is None]
         if side.proof == "sweep" and lost:
-            questions.append(f"{', '.join(lost)} hold no state that this target has over these tokens, under any reading tried: check that the "
-                             "tokens, the target and its precision are those of the capture")
+            questions.append(
+                f"{', '.join(lost)} hold no state that this target has over these tokens, under any reading tried: check that "
+                "the tokens, the target and its precision are those of the capture"
+            )
     if m.serve is None or m.serve.proof != "sweep":
         questions.append("the serving slots were not placed: that takes a capture (--serve) and the target's weights (--target)")
-    elif m.reference is None or not same([p for p in m.serve.slots if p.boundary is not None], [
-            w for w, p in zip(m.reference, m.serve.slots, strict=False) if p.boundary is not None]):
-        if not m.reference:
-            questions.append("what the draft was trained on is unknown: give training states (--train) or the draft (--draft)")
+    elif not m.reference:
+        questions.append("what the draft was trained on is unknown: give training states (--train) or the draft (--draft)")
     if examination.case.checkpoint is None:
         questions.append("the draft itself was not looked at: give it (--draft)")
     if m.gate is None:
         questions.append("the engine's own behaviour was not held against replay: record verify steps in the capture")
     elif not m.gate.passed and not any(gate.passed for gate in m.gate_with.values()):
-        questions.append(f"replay gives the recorded counts in only {m.gate.share:.1%} of {m.gate.steps} steps and no known runtime fault explains it: "
-                         "capture draft_states and fc_output, and compare the engine's loaded weights with the checkpoint's")
+        questions.append(
+            f"replay gives the recorded counts in only {m.gate.share:.1%} of {m.gate.steps} steps and no known runtime fault "
+            "explains it: capture draft_states and fc_output, and compare the engine's loaded weights with the checkpoint's"
+        )
     reference, served = examination.rungs.get("reference"), examination.rungs.get("served")
-    if not m.serve or not found or not found.repaired:
-        if reference is not None and served is not None and _below(served, reference):
-            questions.append(f"the served states give accept length {served.length:.2f}, the target's own {reference.length:.2f}, although every slot "
-                             "is placed right: compare the precision of the two runs")
+    unrepaired = found is None or found.repaired is None
+    if unrepaired and reference is not None and served is not None and _below(served, reference):
+        questions.append(
+            f"the served states give accept length {served.length:.2f}, the target's own {reference.length:.2f}, although "
+            "every slot is placed right: compare the precision of the two runs"
+        )
     return questions
 
 
@@ -147,6 +168,8 @@ def _power(examination: Examination) -> dict[str, Any]:
     half = (rung.interval[1] - rung.interval[0]) / 2 if rung is not None and rung.interval else None
     margins = [p.margin for side in m.sides() for p in side.slots if p.margin is not None]
     return {
-        "rows": {side.name: side.tokens for side in m.sides()}, "smallest_length_difference": half,
-        "smallest_margin": min(margins) if margins else None, "steps": None if m.gate is None else m.gate.steps,
+        "rows": {side.name: side.tokens for side in m.sides()},
+        "smallest_length_difference": half,
+        "smallest_margin": min(margins) if margins else None,
+        "steps": None if m.gate is None else m.gate.steps,
     }

@@ -1,4 +1,4 @@
-"""What the package carries of the embedded pair: the draft, held-out prompts, and a few of the conversations it was trained on."""
+"""What the package carries of the embedded pair: the draft, held-out prompts, some of the conversations it was trained on."""
 
 from __future__ import annotations
 

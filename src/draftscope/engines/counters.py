@@ -13,8 +13,10 @@ from pathlib import Path
 
 from draftscope.errors import DraftscopeError
 
-_LINE = re.compile(r"^vllm:spec_decode_(num_drafts|num_draft_tokens|num_accepted_tokens_per_pos|num_accepted_tokens)(?:_total)?"
-                   r"(\{.*\})?\s+([0-9.eE+-]+)\s*$")
+_LINE = re.compile(
+    r"^vllm:spec_decode_(num_drafts|num_draft_tokens|num_accepted_tokens_per_pos|num_accepted_tokens)(?:_total)?"
+    r"(\{.*\})?\s+([0-9.eE+-]+)\s*$"
+)
 _POSITION = re.compile(r'position="(\d+)"')
 
 
@@ -51,8 +53,11 @@ def read_counters(path: Path) -> Counters:
     counters = _from_json(text, path) if text.lstrip().startswith("{") else _from_prometheus(text, path)
     falling = all(a >= b for a, b in zip(counters.accepted, counters.accepted[1:], strict=False))
     if counters.accepted and (counters.accepted[0] > counters.drafts or not falling):
-        raise DraftscopeError(f"{counters.drafts} steps with {list(counters.accepted)} accepted per position contradict each other",
-                              where=str(path), remedy="Accepted counts can't exceed the steps, nor rise with the position: scrape once, at rest")
+        raise DraftscopeError(
+            f"{counters.drafts} steps with {list(counters.accepted)} accepted per position contradict each other",
+            where=str(path),
+            remedy="Accepted counts can't exceed the steps, nor rise with the position: scrape once, at rest",
+        )
     return counters
 
 
@@ -61,8 +66,11 @@ def _from_json(text: str, path: Path) -> Counters:
         found = json.loads(text)
         steps, per_position = int(found["drafts"]), tuple(int(n) for n in found["accepted_per_position"])
     except (ValueError, KeyError, TypeError) as error:
-        raise DraftscopeError(f"is no JSON of `generate` ({error})", where=str(path),
-                              remedy="Give the file that `draftscope generate --json` wrote, or Prometheus text") from None
+        raise DraftscopeError(
+            f"is no JSON of `generate` ({error})",
+            where=str(path),
+            remedy="Give the file that `draftscope generate --json` wrote, or Prometheus text",
+        ) from None
     return Counters(steps, per_position, "counts of `draftscope generate`")
 
 
@@ -80,7 +88,10 @@ def _from_prometheus(text: str, path: Path) -> Counters:
         else:
             sums[name] = sums.get(name, 0) + value
     if "num_drafts" not in sums:
-        raise DraftscopeError("holds no vllm:spec_decode_num_drafts counter", where=str(path),
-                              remedy="Scrape /metrics of the server while speculative decoding is on")
+        raise DraftscopeError(
+            "holds no vllm:spec_decode_num_drafts counter",
+            where=str(path),
+            remedy="Scrape /metrics of the server while speculative decoding is on",
+        )
     accepted = tuple(int(positions[k]) for k in sorted(positions))
     return Counters(int(sums["num_drafts"]), accepted, "vLLM's spec_decode counters")

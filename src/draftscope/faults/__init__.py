@@ -16,8 +16,17 @@ from draftscope.faults.vocab_map import VocabMap
 from draftscope.faults.weight_missing import WeightMissing
 
 FAULTS: tuple[Fault, ...] = (
-    NonFinite(), WeightMissing(), VocabMap(), LayerSet(), LayerOffset(), ResidualMissing(), ScaleMult(), TokenShift(), RecurState(),
-    LossmaskEmpty(), TrainBudget(),
+    NonFinite(),
+    WeightMissing(),
+    VocabMap(),
+    LayerSet(),
+    LayerOffset(),
+    ResidualMissing(),
+    ScaleMult(),
+    TokenShift(),
+    RecurState(),
+    LossmaskEmpty(),
+    TrainBudget(),
 )
 
 

@@ -15,7 +15,9 @@ def capture_boundaries(side: SideName, reference: Sequence[Placed], layers: int 
     """Take the slots at the reference's boundaries: the consumers' configuration, or a new extraction of training data."""
     boundaries = tuple(place.boundary for place in reference if place.boundary is not None)
     if side == "train":
-        return Fix(says=f"{says} Write the training data again with slots at boundaries {list(boundaries)}, then retrain.",
-                   config={"draftscope": {"extract": {"boundaries": list(boundaries)}}})
+        return Fix(
+            says=f"{says} Write the training data again with slots at boundaries {list(boundaries)}, then retrain.",
+            config={"draftscope": {"extract": {"boundaries": list(boundaries)}}},
+        )
     config = {name: config_for(name, boundaries, layers) for name in CONSUMERS} if layers is not None else {}
     return Fix(says=f"{says} Make the engine capture boundaries {list(boundaries)}.", config=config)

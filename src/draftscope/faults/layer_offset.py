@@ -27,17 +27,27 @@ class LayerOffset(Fault):
             return []
         side, step = found.side, found.displacements[0]
         proven = side.proof == "sweep"
-        return [Suspicion(
-            fault=self.id, side=side.name, where=[side.where(got.slot) for got, _ in found.slots],
-            says=f"{of_side(side.name)} in {_slots(found.slots)} come from one boundary {'later' if step > 0 else 'earlier'} than the "
-                 f"draft was trained on ({step:+d}): two conventions of layer ids meet",
-            strength="proven" if proven else "suspected",
-            evidence=evidence(m, found, "layer-offset if every moved slot is displaced by the same one boundary; layer-set otherwise"),
-            fix=capture_boundaries(side.name, m.reference, m.layers,
-                                   f"Shift the layer ids by {-step:+d}, or name them in the convention of the stack that reads them."),
-            recovery="replayed" if side.name == "serve" else "needs-retraining",
-            undo=Undo(reference=frozenset(got.slot for got, _ in found.slots)) if side.name == "serve" else None,
-        )]
+        return [
+            Suspicion(
+                fault=self.id,
+                side=side.name,
+                where=[side.where(got.slot) for got, _ in found.slots],
+                says=f"{of_side(side.name)} in {_slots(found.slots)} come from one boundary {'later' if step > 0 else 'earlier'} "
+                f"than the draft was trained on ({step:+d}): two conventions of layer ids meet",
+                strength="proven" if proven else "suspected",
+                evidence=evidence(
+                    m, found, "layer-offset if every moved slot is displaced by the same one boundary; layer-set otherwise"
+                ),
+                fix=capture_boundaries(
+                    side.name,
+                    m.reference,
+                    m.layers,
+                    f"Shift the layer ids by {-step:+d}, or name them in the convention of the stack that reads them.",
+                ),
+                recovery="replayed" if side.name == "serve" else "needs-retraining",
+                undo=Undo(reference=frozenset(got.slot for got, _ in found.slots)) if side.name == "serve" else None,
+            )
+        ]
 
     def make(self, plant: Plant, variant: str) -> Plant:
         if variant == "train +1":
@@ -54,8 +64,7 @@ class LayerOffset(Fault):
 
 def _shifted(wiring: Wiring, by: int, which: object) -> Wiring:
     assert isinstance(which, range | list)
-    return replace(wiring, slots=tuple(
-        Boundary(slot.index + by) if i in which else slot for i, slot in enumerate(wiring.slots)))
+    return replace(wiring, slots=tuple(Boundary(slot.index + by) if i in which else slot for i, slot in enumerate(wiring.slots)))
 
 
 def _slots(slots: list[tuple[object, object]] | object) -> str:

@@ -30,14 +30,21 @@ class LayerSet(Fault):
         undo = None
         if side.name == "serve":
             undo = Undo(order=order) if order else Undo(reference=frozenset(got.slot for got, _ in found.slots))
-        return [Suspicion(
-            fault=self.id, side=side.name, where=[side.where(got.slot) for got, _ in found.slots],
-            says=f"{of_side(side.name)} are {_pattern(m, found)}",
-            strength="proven" if side.proof != "none" else "suspected",
-            evidence=evidence(m, found, "layer-set if the displacement differs between slots; layer-offset if it is one common step of one"),
-            fix=capture_boundaries(side.name, m.reference, m.layers, _advice(m, found)),
-            recovery="replayed" if undo else "needs-retraining", undo=undo,
-        )]
+        return [
+            Suspicion(
+                fault=self.id,
+                side=side.name,
+                where=[side.where(got.slot) for got, _ in found.slots],
+                says=f"{of_side(side.name)} are {_pattern(m, found)}",
+                strength="proven" if side.proof != "none" else "suspected",
+                evidence=evidence(
+                    m, found, "layer-set if the displacement differs between slots; layer-offset if it is one common step of one"
+                ),
+                fix=capture_boundaries(side.name, m.reference, m.layers, _advice(m, found)),
+                recovery="replayed" if undo else "needs-retraining",
+                undo=undo,
+            )
+        ]
 
     def make(self, plant: Plant, variant: str) -> Plant:
         low, middle, high = plant.serve.slots
@@ -70,8 +77,13 @@ def _order(m: Measurements, found: Moved) -> tuple[int, ...]:
 
 def _pattern(m: Measurements, found: Moved) -> str:
     held, wanted = _held(m, found)
-    text = "[" + ", ".join(name(p) for p in found.side.slots) + "] where the draft was trained on [" + ", ".join(
-        name(p) for p in m.reference or ()) + "]"
+    text = (
+        "["
+        + ", ".join(name(p) for p in found.side.slots)
+        + "] where the draft was trained on ["
+        + ", ".join(name(p) for p in m.reference or ())
+        + "]"
+    )
     if _order(m, found):
         return f"{text}: the right states in another order"
     if held[0] == 0 and wanted[0] != 0 and held[1:] == wanted[:-1]:

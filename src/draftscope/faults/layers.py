@@ -32,8 +32,10 @@ def moved(m: Measurements) -> Moved | None:
     if side is None:
         return None
     found = [
-        (got, want) for got, want in slots
-        if (got.boundary, got.norm) != (want.boundary, want.norm) and want.boundary is not None
+        (got, want)
+        for got, want in slots
+        if (got.boundary, got.norm) != (want.boundary, want.norm)
+        and want.boundary is not None
         and not (want.boundary in got.candidates and got.norm == want.norm)
         # A branch or partial stream is another fault, wherever it was taken.
         and got.kind == want.kind
@@ -53,19 +55,33 @@ def evidence(m: Measurements, moved_: Moved, decides: str) -> list[Evidence]:
     """Placement of the departed side, typed."""
     side = moved_.side
     figures = {
-        side.where(got.slot): {"holds": got.boundary, "norm": got.norm, "wanted": want.boundary, "error": got.error, "margin": got.margin}
+        side.where(got.slot): {
+            "holds": got.boundary,
+            "norm": got.norm,
+            "wanted": want.boundary,
+            "error": got.error,
+            "margin": got.margin,
+        }
         for got, want in moved_.slots
     }
     how = {
-        "sweep": "each slot held against every boundary of the target, re-run over the same tokens; argmax, median relative error per row",
+        "sweep": "each slot held against every boundary of the target, re-run over the same tokens; argmax, median relative "
+        "error per row",
         "parts": "each slot held against the embedding rows of its own tokens, up to one factor",
         "none": "not placed",
     }[side.proof]
-    result = "; ".join(f"{side.where(got.slot)} holds {name(got)}, wanted {name(want)}"
-                       + (f" (error {got.error:.2g}, margin {got.margin:.2f})" if got.error is not None and got.margin is not None else "")
-                       for got, want in moved_.slots)
-    return [Evidence(
-        hypothesis=f"{of_side(side.name)} come from other layers than the draft was trained on",
-        prediction=f"slots hold {[name(p) for p in m.reference or ()]} ({m.reference_from}) if the wiring is right",
-        measurement=how, result=result, decides=decides, figures=figures,
-    )]
+    result = "; ".join(
+        f"{side.where(got.slot)} holds {name(got)}, wanted {name(want)}"
+        + (f" (error {got.error:.2g}, margin {got.margin:.2f})" if got.error is not None and got.margin is not None else "")
+        for got, want in moved_.slots
+    )
+    return [
+        Evidence(
+            hypothesis=f"{of_side(side.name)} come from other layers than the draft was trained on",
+            prediction=f"slots hold {[name(p) for p in m.reference or ()]} ({m.reference_from}) if the wiring is right",
+            measurement=how,
+            result=result,
+            decides=decides,
+            figures=figures,
+        )
+    ]

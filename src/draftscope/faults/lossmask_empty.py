@@ -24,21 +24,31 @@ class LossmaskEmpty(Fault):
         side = m.train
         if side is None or side.masked == 0 or side.empty < max(1, SHARE * side.masked):
             return []
-        return [Suspicion(
-            fault=self.id, side="train", where=["train:loss_mask"],
-            says=f"{side.empty} of {side.masked} training samples have not one supervised token",
-            strength="proven",
-            evidence=[Evidence(
-                hypothesis="the loss mask is empty", prediction="every sample has at least one answer token if the mask is right",
-                measurement="the sum of the loss mask, sample by sample",
-                result=f"{side.empty} of {side.masked} samples sum to 0; {side.answer_tokens} answer tokens in all",
-                decides="lossmask-empty if samples sum to 0 (the loss is then exactly 0, where a lack of training gives a high one)",
-                figures={"samples": side.masked, "empty": side.empty, "answer_tokens": side.answer_tokens},
-            )],
-            fix=Fix(says="Render one sample and look for the assistant marker that the mask is built from; many stock chat templates carry no "
-                         "generation markers. Build the masks again, then retrain."),
-            recovery="needs-retraining",
-        )]
+        return [
+            Suspicion(
+                fault=self.id,
+                side="train",
+                where=["train:loss_mask"],
+                says=f"{side.empty} of {side.masked} training samples have not one supervised token",
+                strength="proven",
+                evidence=[
+                    Evidence(
+                        hypothesis="the loss mask is empty",
+                        prediction="every sample has at least one answer token if the mask is right",
+                        measurement="the sum of the loss mask, sample by sample",
+                        result=f"{side.empty} of {side.masked} samples sum to 0; {side.answer_tokens} answer tokens in all",
+                        decides="lossmask-empty if samples sum to 0 (the loss is then exactly 0, where a lack of training gives "
+                        "a high one)",
+                        figures={"samples": side.masked, "empty": side.empty, "answer_tokens": side.answer_tokens},
+                    )
+                ],
+                fix=Fix(
+                    says="Render one sample and look for the assistant marker that the mask is built from; many stock chat "
+                    "templates carry no generation markers. Build the masks again, then retrain."
+                ),
+                recovery="needs-retraining",
+            )
+        ]
 
     def make(self, plant: Plant, variant: str) -> Plant:
         if variant != "all":

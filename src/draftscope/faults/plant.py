@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from draftscope.eagle3.reading import Reading
@@ -25,7 +25,7 @@ class Plant:
 
     serve: Wiring
     train: Wiring
-    engine: Reading = Reading()
+    engine: Reading = field(default_factory=Reading)
     drop: tuple[str, ...] = ()
     stored_map: Literal["offset", "absolute"] = "offset"
     loss_mask: Literal["kept", "empty"] = "kept"

@@ -26,28 +26,49 @@ class ResidualMissing(Fault):
         if side is None or not found:
             return []
         parts = {got.kind for got, _ in found}
-        what = "what a layer added, without the residual stream" if parts == {"branch"} else (
-            "the stream short of its layer's MLP" if parts == {"partial"} else "parts of the residual stream")
+        what = (
+            "what a layer added, without the residual stream"
+            if parts == {"branch"}
+            else ("the stream short of its layer's MLP" if parts == {"partial"} else "parts of the residual stream")
+        )
         serve = side.name == "serve"
-        return [Suspicion(
-            fault=self.id, side=side.name, where=[side.where(got.slot) for got, _ in found],
-            says=f"{of_side(side.name)} in {', '.join(side.where(got.slot) for got, _ in found)} hold {what}",
-            strength="proven" if side.proof == "sweep" else "suspected",
-            evidence=[Evidence(
-                hypothesis="a slot holds a branch or a partial sum in place of the whole residual stream",
-                prediction="it equals stream[b] - stream[b-1] (branch) or the stream before the MLP (partial), not the stream",
-                measurement="median relative error per row against streams, branches and partial sums at every boundary",
-                result="; ".join(f"{side.where(got.slot)} is the {got.kind} at boundary {got.boundary} (error {got.error or 0:.2g})"
-                                 for got, _ in found),
-                decides="residual-missing if a branch or partial sum fits and no stream does",
-                figures={side.where(got.slot): {"kind": got.kind, "boundary": got.boundary, "error": got.error, "margin": got.margin}
-                         for got, _ in found},
-            )],
-            fix=Fix(says="Capture hidden + residual: in engines with a fused residual the layer returns (branch, residual) and "
-                         "the stream is their sum." + ("" if serve else " Write the training data again, then retrain.")),
-            recovery="replayed" if serve else "needs-retraining",
-            undo=Undo(reference=frozenset(got.slot for got, _ in found)) if serve else None,
-        )]
+        return [
+            Suspicion(
+                fault=self.id,
+                side=side.name,
+                where=[side.where(got.slot) for got, _ in found],
+                says=f"{of_side(side.name)} in {', '.join(side.where(got.slot) for got, _ in found)} hold {what}",
+                strength="proven" if side.proof == "sweep" else "suspected",
+                evidence=[
+                    Evidence(
+                        hypothesis="a slot holds a branch or a partial sum in place of the whole residual stream",
+                        prediction="it equals stream[b] - stream[b-1] (branch) or the stream before the MLP (partial), not the "
+                        "stream",
+                        measurement="median relative error per row against streams, branches and partial sums at every boundary",
+                        result="; ".join(
+                            f"{side.where(got.slot)} is the {got.kind} at boundary {got.boundary} (error {got.error or 0:.2g})"
+                            for got, _ in found
+                        ),
+                        decides="residual-missing if a branch or partial sum fits and no stream does",
+                        figures={
+                            side.where(got.slot): {
+                                "kind": got.kind,
+                                "boundary": got.boundary,
+                                "error": got.error,
+                                "margin": got.margin,
+                            }
+                            for got, _ in found
+                        },
+                    )
+                ],
+                fix=Fix(
+                    says="Capture hidden + residual: in engines with a fused residual the layer returns (branch, residual) and "
+                    "the stream is their sum." + ("" if serve else " Write the training data again, then retrain.")
+                ),
+                recovery="replayed" if serve else "needs-retraining",
+                undo=Undo(reference=frozenset(got.slot for got, _ in found)) if serve else None,
+            )
+        ]
 
     def make(self, plant: Plant, variant: str) -> Plant:
         def cut(slots: tuple[Boundary, ...], kind: str, which: range) -> tuple[Boundary, ...]:

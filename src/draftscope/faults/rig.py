@@ -68,8 +68,16 @@ class Rig:
         self.write_checkpoint(plant, draft)
         summary = self.serve(plant, draft, serve)
         metrics = out / "counters.json"
-        metrics.write_text(json.dumps({
-            "schema": "draftscope.generate/1", "k": self.k, "drafts": summary.steps, "accepted_per_position": summary.accepted}))
+        metrics.write_text(
+            json.dumps(
+                {
+                    "schema": "draftscope.generate/1",
+                    "k": self.k,
+                    "drafts": summary.steps,
+                    "accepted_per_position": summary.accepted,
+                }
+            )
+        )
         return Run(train, serve, draft, metrics, summary)
 
     def write_training(self, plant: Plant, folder: Path) -> None:
@@ -110,8 +118,14 @@ class Rig:
         few = replace(self, conversations=self.conversations[:sequences])
         few.write_training(plant, folder / "data")
         examples = load_examples(plain.open(folder / "data"), self.target.parts)
-        train(examples, self.target.parts, checkpoint.config, checkpoint.tensors.get("d2t"), folder / "run",
-              settings=Settings(epochs=1, batch_tokens=512))
+        train(
+            examples,
+            self.target.parts,
+            checkpoint.config,
+            checkpoint.tensors.get("d2t"),
+            folder / "run",
+            settings=Settings(epochs=1, batch_tokens=512),
+        )
         return folder / "run" / "draft"
 
     def serve(self, plant: Plant, draft_folder: Path, folder: Path) -> Summary:
@@ -119,9 +133,19 @@ class Rig:
         checkpoint = load_checkpoint(draft_folder, target_layers=self.target.layers)
         draft = build_draft(checkpoint, self.target.parts, plant.engine)
         claimed = [b.index for b in Plant.healthy(checkpoint.config.boundaries or ()).serve.slots]
-        capture = Capture(folder, description(model=str(self.target.folder.name), draft=draft_folder.name, layer_ids=claimed, k=self.k))
-        results = generate(self.target, draft, self.prompts, wiring=plant.serve, k=self.k, max_new=self.max_new, stop_ids=self.stop_ids,
-                           rows=self.rows, observer=capture)
+        capture = Capture(
+            folder, description(model=str(self.target.folder.name), draft=draft_folder.name, layer_ids=claimed, k=self.k)
+        )
+        results = generate(
+            self.target,
+            draft,
+            self.prompts,
+            wiring=plant.serve,
+            k=self.k,
+            max_new=self.max_new,
+            stop_ids=self.stop_ids,
+            rows=self.rows,
+            observer=capture,
+        )
         capture.close()
         return summarise(results, self.k)
-

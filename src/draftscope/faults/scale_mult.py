@@ -27,28 +27,44 @@ class ScaleMult(Fault):
             return []
         serve = side.name == "serve"
         text = ", ".join(f"{side.where(got.slot)} x{ratio:.4g}" for got, ratio in found)
-        return [Suspicion(
-            fault=self.id, side=side.name, where=[side.where(got.slot) for got, _ in found],
-            says=f"{of_side(side.name)} are scaled by a constant: {text}",
-            strength="proven" if side.proof == "sweep" else "suspected",
-            evidence=[Evidence(
-                hypothesis="a slot is the right state times one constant",
-                prediction="the error vanishes once the slot is divided by one factor, the same for all tokens",
-                measurement="median of <x, r> / <r, r> over rows, and the relative error after dividing by it",
-                result="; ".join(f"{side.where(got.slot)}: factor {ratio:.4g}, error left {got.error or 0:.2g}" for got, ratio in found),
-                decides="scale-mult if one factor removes the error; a partial stream or another layer keeps it",
-                figures={side.where(got.slot): {"factor": ratio, "error": got.error, "boundary": got.boundary} for got, ratio in found},
-            )],
-            fix=Fix(says=f"Find the multiplier that is applied on one side only ({text}): embedding scale, residual or logit "
-                         "multiplier, a sum over tensor-parallel ranks." + ("" if serve else " Write the training data again, then retrain.")),
-            recovery="replayed" if serve else "needs-retraining",
-            undo=Undo(scale={got.slot: 1 / ratio for got, ratio in found}) if serve else None,
-        )]
+        return [
+            Suspicion(
+                fault=self.id,
+                side=side.name,
+                where=[side.where(got.slot) for got, _ in found],
+                says=f"{of_side(side.name)} are scaled by a constant: {text}",
+                strength="proven" if side.proof == "sweep" else "suspected",
+                evidence=[
+                    Evidence(
+                        hypothesis="a slot is the right state times one constant",
+                        prediction="the error vanishes once the slot is divided by one factor, the same for all tokens",
+                        measurement="median of <x, r> / <r, r> over rows, and the relative error after dividing by it",
+                        result="; ".join(
+                            f"{side.where(got.slot)}: factor {ratio:.4g}, error left {got.error or 0:.2g}" for got, ratio in found
+                        ),
+                        decides="scale-mult if one factor removes the error; a partial stream or another layer keeps it",
+                        figures={
+                            side.where(got.slot): {"factor": ratio, "error": got.error, "boundary": got.boundary}
+                            for got, ratio in found
+                        },
+                    )
+                ],
+                fix=Fix(
+                    says=f"Find the multiplier that is applied on one side only ({text}): embedding scale, residual or logit "
+                    "multiplier, a sum over tensor-parallel ranks."
+                    + ("" if serve else " Write the training data again, then retrain.")
+                ),
+                recovery="replayed" if serve else "needs-retraining",
+                undo=Undo(scale={got.slot: 1 / ratio for got, ratio in found}) if serve else None,
+            )
+        ]
 
     def make(self, plant: Plant, variant: str) -> Plant:
         last = len(plant.serve.slots) - 1
         made = {
-            "one slot x8": {last: 8.0}, "one slot x1.2": {1: 1.2}, "all slots x0.5": dict.fromkeys(range(last + 1), 0.5),
+            "one slot x8": {last: 8.0},
+            "one slot x1.2": {1: 1.2},
+            "all slots x0.5": dict.fromkeys(range(last + 1), 0.5),
             "train one slot x8": {last: 8.0},
         }
         if variant not in made:

@@ -27,24 +27,42 @@ class TokenShift(Fault):
         serve = side.name == "serve"
         lags = sorted({lag for _, lag in found})
         whole = len(lags) == 1 and len(found) == len(side.slots)
-        return [Suspicion(
-            fault=self.id, side=side.name, where=[side.where(got.slot) for got, _ in found],
-            says=f"{of_side(side.name)} are shifted against their tokens: the row labelled t holds the state of token "
-                 f"{' or '.join(f't{lag:+d}' for lag in lags)}",
-            strength="proven" if side.proof == "sweep" else "suspected",
-            evidence=[Evidence(
-                hypothesis="rows and tokens are misaligned by a constant",
-                prediction="the error against the right boundary is least at a lag other than 0",
-                measurement="median relative error at lags -2..+2 within the sequence",
-                result="; ".join(f"{side.where(got.slot)}: least at lag {got.lag:+d} (error {got.error or 0:.2g})" for got, _ in found),
-                decides="token-shift if a lag along the tokens fits; layer-offset if a step along the layers does",
-                figures={side.where(got.slot): {"lag": got.lag, "error": got.error, "boundary": got.boundary} for got, _ in found},
-            )],
-            fix=Fix(says="Row t must hold the target's state at token t (and the embedding of token t+1): look for a gather index or a "
-                         "roll that is off by one." + ("" if serve else " Write the training data again, then retrain.")),
-            recovery="replayed" if serve else "needs-retraining",
-            undo=None if not serve else Undo(shift=-lags[0]) if whole else Undo(reference=frozenset(got.slot for got, _ in found)),
-        )]
+        return [
+            Suspicion(
+                fault=self.id,
+                side=side.name,
+                where=[side.where(got.slot) for got, _ in found],
+                says=f"{of_side(side.name)} are shifted against their tokens: the row labelled t holds the state of token "
+                f"{' or '.join(f't{lag:+d}' for lag in lags)}",
+                strength="proven" if side.proof == "sweep" else "suspected",
+                evidence=[
+                    Evidence(
+                        hypothesis="rows and tokens are misaligned by a constant",
+                        prediction="the error against the right boundary is least at a lag other than 0",
+                        measurement="median relative error at lags -2..+2 within the sequence",
+                        result="; ".join(
+                            f"{side.where(got.slot)}: least at lag {got.lag:+d} (error {got.error or 0:.2g})" for got, _ in found
+                        ),
+                        decides="token-shift if a lag along the tokens fits; layer-offset if a step along the layers does",
+                        figures={
+                            side.where(got.slot): {"lag": got.lag, "error": got.error, "boundary": got.boundary}
+                            for got, _ in found
+                        },
+                    )
+                ],
+                fix=Fix(
+                    says="Row t must hold the target's state at token t (and the embedding of token t+1): look for a gather "
+                    "index or a "
+                    "roll that is off by one." + ("" if serve else " Write the training data again, then retrain.")
+                ),
+                recovery="replayed" if serve else "needs-retraining",
+                undo=None
+                if not serve
+                else Undo(shift=-lags[0])
+                if whole
+                else Undo(reference=frozenset(got.slot for got, _ in found)),
+            )
+        ]
 
     def make(self, plant: Plant, variant: str) -> Plant:
         made = {"-1": -1, "+1": 1, "train +1": 1, "train -1": -1}

@@ -30,21 +30,34 @@ class TrainBudget(Fault):
         best = max(facts.joint[0] for facts in m.rungs.values() if facts.joint)
         if ratio < LEARNED or best > POSITION_1:
             return []
-        return [Suspicion(
-            fault=self.id, side="train", where=["draft"],
-            says=f"the draft has learned little: on its own training states it accepts {rung.joint[0]:.0%} at the first position, and knows "
-                 f"hardly more than how often each token occurs",
-            strength="supported",
-            evidence=[Evidence(
-                hypothesis="the draft was trained too little", prediction="a trained draft is far better than token frequencies on its own training states",
-                measurement="-log p of the token to match on training states, against -log p under the tokens' own frequencies there",
-                result=f"{rung.nll:.2f} against {m.unigram_nll:.2f} ({ratio:.0%}); best first-position acceptance on any rung {best:.0%}",
-                decides="train-budget if the draft fails on its own training states as it does in service; a fault of wiring if only the latter",
-                figures={"nll": rung.nll, "unigram_nll": m.unigram_nll, "best_position_1": best},
-            )],
-            fix=Fix(says="Train on more of the target's own answers, or longer; watch held-out accept length. Do not look for a serving fault."),
-            recovery="needs-retraining",
-        )]
+        return [
+            Suspicion(
+                fault=self.id,
+                side="train",
+                where=["draft"],
+                says=f"the draft has learned little: on its own training states it accepts {rung.joint[0]:.0%} at the first "
+                "position, and knows hardly more than how often each token occurs",
+                strength="supported",
+                evidence=[
+                    Evidence(
+                        hypothesis="the draft was trained too little",
+                        prediction="a trained draft is far better than token frequencies on its own training states",
+                        measurement="-log p of the token to match on training states, against -log p under the tokens' own "
+                        "frequencies there",
+                        result=f"{rung.nll:.2f} against {m.unigram_nll:.2f} ({ratio:.0%}); best first-position acceptance on any "
+                        f"rung {best:.0%}",
+                        decides="train-budget if the draft fails on its own training states as it does in service; a fault of "
+                        "wiring if only the latter",
+                        figures={"nll": rung.nll, "unigram_nll": m.unigram_nll, "best_position_1": best},
+                    )
+                ],
+                fix=Fix(
+                    says="Train on more of the target's own answers, or longer; watch held-out accept length. Do not look for a "
+                    "serving fault."
+                ),
+                recovery="needs-retraining",
+            )
+        ]
 
     def make(self, plant: Plant, variant: str) -> Plant:
         if variant != "few sequences":

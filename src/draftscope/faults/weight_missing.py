@@ -30,18 +30,31 @@ class WeightMissing(Fault):
         lost = [name for name in m.missing if name not in ("d2t", "t2d")]
         if not lost:
             return []
-        return [Suspicion(
-            fault=self.id, side="serve", where=[f"tensor {name}" for name in lost],
-            says=f"the checkpoint lacks {', '.join(lost)}: engines leave them at their initial value and say nothing",
-            strength="proven",
-            evidence=[Evidence(
-                hypothesis="a needed tensor is not in the file", prediction="every tensor that the configuration calls for is there",
-                measurement="names in the checkpoint against those that its configuration calls for", result=f"missing: {', '.join(lost)}",
-                decides="weight-missing if a name is absent", figures={"missing": lost},
-            )],
-            fix=Fix(says="Export the checkpoint again with these tensors (look for a prefix or a rename that the loader does not know)."),
-            recovery="needs-serving", caveats=["what it costs cannot be replayed without the tensors"],
-        )]
+        return [
+            Suspicion(
+                fault=self.id,
+                side="serve",
+                where=[f"tensor {name}" for name in lost],
+                says=f"the checkpoint lacks {', '.join(lost)}: engines leave them at their initial value and say nothing",
+                strength="proven",
+                evidence=[
+                    Evidence(
+                        hypothesis="a needed tensor is not in the file",
+                        prediction="every tensor that the configuration calls for is there",
+                        measurement="names in the checkpoint against those that its configuration calls for",
+                        result=f"missing: {', '.join(lost)}",
+                        decides="weight-missing if a name is absent",
+                        figures={"missing": lost},
+                    )
+                ],
+                fix=Fix(
+                    says="Export the checkpoint again with these tensors (look for a prefix or a rename that the loader does not "
+                    "know)."
+                ),
+                recovery="needs-serving",
+                caveats=["what it costs cannot be replayed without the tensors"],
+            )
+        ]
 
     def _in_engine(self, m: Measurements) -> list[Suspicion]:
         stages = m.stages
@@ -50,26 +63,48 @@ class WeightMissing(Fault):
             return []
         agreement = ", ".join(f"{share:.1%} under {name}" for name, share in stages.head_agreement.items())
         figures = {"fc_error": stages.fc_error, "layer_error": stages.layer_error, "head_agreement": stages.head_agreement}
-        where = {"fc": ["tensor fc.weight"], "layer": ["tensor midlayer"], "head": ["tensor lm_head.weight"],
-                 "fc or layer": ["tensor fc.weight", "tensor midlayer"]}[stage]
-        return [Suspicion(
-            fault=self.id, side="serve", where=where,
-            says={"fc": "the engine's fc is not the checkpoint's: its output for the recorded input is another",
-                  "layer": "the engine's decoder layer is not the checkpoint's: fc agrees, the layer's output does not",
-                  "fc or layer": "the engine's fc or decoder layer is not the checkpoint's (the capture holds no fc output to tell which)",
-                  "head": "the engine's lm_head is not the checkpoint's: the layer's output agrees, the drafted ids do not, under any map"}[stage],
-            strength="proven",
-            evidence=[Evidence(
-                hypothesis="the engine runs the draft with other weights than the checkpoint's",
-                prediction="each stage, run offline on what the engine recorded before it, gives what the engine recorded after it",
-                measurement="fc over the recorded input; the layer over the recorded rows; head and map over the recorded draft states",
-                result=f"fc error {_figure(stages.fc_error)}, layer error {_figure(stages.layer_error)}, drafts equal: {agreement or 'not recorded'}",
-                decides="the first stage that departs is the one with other weights", figures=figures,
-            )],
-            fix=Fix(says="Compare the engine's loaded parameters with the checkpoint by name: a prefix (`model.`, `draft_model.`), "
-                         "`midlayer` against `layers.0`, or a tied flag makes loaders skip tensors without a word."),
-            recovery="replayed", undo=Undo(), runtime=True,
-        )]
+        where = {
+            "fc": ["tensor fc.weight"],
+            "layer": ["tensor midlayer"],
+            "head": ["tensor lm_head.weight"],
+            "fc or layer": ["tensor fc.weight", "tensor midlayer"],
+        }[stage]
+        return [
+            Suspicion(
+                fault=self.id,
+                side="serve",
+                where=where,
+                says={
+                    "fc": "the engine's fc is not the checkpoint's: its output for the recorded input is another",
+                    "layer": "the engine's decoder layer is not the checkpoint's: fc agrees, the layer's output does not",
+                    "fc or layer": "the engine's fc or decoder layer is not the checkpoint's (the capture holds no fc output to "
+                    "tell which)",
+                    "head": "the engine's lm_head is not the checkpoint's: the layer's output agrees, the drafted ids do not, "
+                    "under any map",
+                }[stage],
+                strength="proven",
+                evidence=[
+                    Evidence(
+                        hypothesis="the engine runs the draft with other weights than the checkpoint's",
+                        prediction="each stage, run offline on what the engine recorded before it, gives what the engine "
+                        "recorded after it",
+                        measurement="fc over the recorded input; the layer over the recorded rows; head and map over the "
+                        "recorded draft states",
+                        result=f"fc error {_figure(stages.fc_error)}, layer error {_figure(stages.layer_error)}, drafts equal: "
+                        f"{agreement or 'not recorded'}",
+                        decides="the first stage that departs is the one with other weights",
+                        figures=figures,
+                    )
+                ],
+                fix=Fix(
+                    says="Compare the engine's loaded parameters with the checkpoint by name: a prefix (`model.`, "
+                    "`draft_model.`), `midlayer` against `layers.0`, or a tied flag makes loaders skip tensors without a word."
+                ),
+                recovery="replayed",
+                undo=Undo(),
+                runtime=True,
+            )
+        ]
 
     def make(self, plant: Plant, variant: str) -> Plant:
         place, _, part = variant.partition(": ")
@@ -90,7 +125,12 @@ def departing_stage(stages: StageFacts) -> str | None:
         return "fc"
     if stages.layer_error is not None and stages.layer_error > OTHER:
         return "layer" if stages.fc_error is not None and stages.fc_error < SAME else "fc or layer"
-    if stages.layer_error is not None and stages.layer_error < SAME and stages.head_agreement and max(stages.head_agreement.values()) < CHANCE:
+    if (
+        stages.layer_error is not None
+        and stages.layer_error < SAME
+        and stages.head_agreement
+        and max(stages.head_agreement.values()) < CHANCE
+    ):
         return "head"
     return None
 
