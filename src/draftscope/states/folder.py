@@ -13,7 +13,7 @@ from draftscope.states.types import Sample, Skipped, Trace
 
 Item = TypeVar("Item", Sample, Trace)
 
-BESIDE = frozenset({"capture.json", "data_config.json"})
+BESIDE = frozenset({"capture.json", "data_config.json", "extract.json"})
 """Descriptions that lie beside the data."""
 
 
@@ -71,6 +71,7 @@ class FileSource(Generic[Item]):
         self.path, self.format, self.chosen, self.meta = path, format, chosen, meta
         self.files = files
         self.skipped = list(others)
+        self._passed: set[str] = set()
         self.notes: list[str] = []
         self._read: Callable[[Path, list[str]], Item] = read
         if not files:
@@ -89,8 +90,15 @@ class FileSource(Generic[Item]):
                 self.notes.append(note)
         return item
 
+    def skip(self, position: int, error: DraftscopeError) -> None:
+        """Count a file as passed over, once."""
+        file = str(self.files[position])
+        if file not in self._passed:
+            self._passed.add(file)
+            cause = error.cause if isinstance(error, StatesError) else "broken"
+            self.skipped.append(Skipped(file, why_of(error, self.files[position]), cause=cause))
+
     def __iter__(self) -> Iterator[Item]:
-        seen = {(skip.path, skip.row) for skip in self.skipped}
         found, first = False, ""
         for position, file in enumerate(self.files):
             try:
@@ -99,10 +107,7 @@ class FileSource(Generic[Item]):
                 if file == self.path:
                     raise
                 first = first or str(error)
-                if (str(file), -1) not in seen:
-                    seen.add((str(file), -1))
-                    cause = error.cause if isinstance(error, StatesError) else "broken"
-                    self.skipped.append(Skipped(str(file), why_of(error, file), cause=cause))
+                self.skip(position, error)
                 continue
             found = True
             yield item

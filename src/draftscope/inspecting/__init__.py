@@ -1,0 +1,1 @@
+"""What a file, data set, checkpoint or capture is and holds."""

@@ -1,0 +1,126 @@
+"""What a path is and holds: its kind found from the content, its figures, and what is wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from draftscope.errors import DraftscopeError
+from draftscope.findings import Finding
+from draftscope.inspecting.as_trainer import read_as
+from draftscope.inspecting.meaning import infer
+from draftscope.inspecting.measure import Pass, measure, slots_of
+from draftscope.inspecting.norms import norms_block
+from draftscope.inspecting.report import AsTrainer, Inspected
+from draftscope.inspecting.suspicions import find
+from draftscope.states.opening import FORMATS, open_source
+from draftscope.states.types import Sample
+
+if TYPE_CHECKING:
+    from draftscope.inspecting.placing import Knowledge
+
+
+@dataclass(slots=True)
+class Answer:
+    """What was found at one path."""
+
+    report: Inspected
+    findings: list[Finding] = field(default_factory=list)
+    norms: str = ""
+    as_trainer: AsTrainer | None = None
+
+
+def inspect_path(path: Path, *, known: Knowledge | None = None, norms: bool = False, trainer: str | None = None,
+                 samples: int = 0, on_item: Callable[[], None] | None = None) -> Answer:
+    """Inspect one file or folder.
+
+    Args:
+        known: the target, where one was given.
+        norms: also the block of per-token norms, of the first item.
+        trainer: also what this trainer makes of training data.
+        samples: read the states of at most this many items; 0 = all.
+
+    Raises:
+        DraftscopeError: there is nothing here that can be read.
+        UsageError: an unknown trainer.
+    """
+    if not path.exists():
+        raise DraftscopeError("does not exist", where=str(path), remedy="Check the path")
+    holds_states = any(module.sniff(path) is not None for module in FORMATS.values())
+    if not holds_states:
+        other = _no_states(path)
+        if other is not None:
+            return Answer(*other)
+    source = open_source(path)
+    found = measure(source, samples=samples, width=None if known is None else known.parts.width, on_item=on_item)
+    if known is not None:
+        from draftscope.inspecting.placing import place_entries
+
+        place_entries(found, known)
+        if known.remark:
+            found.report.notes.append(known.remark)
+    infer(found.report.entries, found.constant)
+    found.report.notes += remarks(found)
+    layers = None if known is None or known.target is None else known.target.layers
+    answer = Answer(found.report, find(found, None if known is None else known.parts, layers))
+    if norms:
+        answer.norms = _block(found, known)
+    if trainer is not None and found.report.what == "training data":
+        answer.as_trainer = read_as(trainer, found)
+    return answer
+
+
+def _no_states(path: Path) -> tuple[Inspected, list[Finding]] | None:
+    """What else it can be: a model folder, a file of tensors, a report; None = not known."""
+    from draftscope.inspecting import checkpoints
+
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            return None
+        return checkpoints.inspect_draft(path) if checkpoints.is_draft(path) else checkpoints.inspect_target(path)
+    if path.suffix == ".json":
+        return checkpoints.inspect_report(path)
+    if path.suffix == ".safetensors":
+        report, findings = checkpoints.inspect_tensors(path)
+        meant = {"hidden_states", "fc_input"} & set(report.facts["shapes"])
+        # A file that tries to be states and fails is better refused with the reason.
+        return None if meant else (report, findings)
+    return None
+
+
+def remarks(found: Pass) -> list[str]:
+    """What looks odd and may be right."""
+    said = []
+    entries = found.report.entries
+    if not found.ranks_agree:
+        said.append("norm and token share order the entries differently: one may be after the final norm, or no whole stream")
+    for one, other in pairwise(entries):
+        if one.norm_median and other.norm_median and other.norm_median < 0.9 * one.norm_median:
+            said.append(f"norms fall from {one.name} ({one.norm_median:.4g}) to {other.name} ({other.norm_median:.4g}): "
+                        "streams grow with depth, so they are out of order, or a norm was applied")
+    dtypes = {name for entry in entries for name in entry.dtypes}
+    if len(dtypes) > 1:
+        said.append(f"files are stored in unlike dtypes: {', '.join(sorted(dtypes))}")
+    facts = found.report.facts
+    length = facts.get("accept_length")
+    if found.steps >= 16 and length == 1.0:
+        said.append("not one drafted token was accepted: NaN in the states or a draft that is not loaded look like this")
+    if found.report.what == "training data" and not found.report.masked:
+        said.append("no loss_mask: which tokens are answers is not known, the argmax rules apply")
+    return said
+
+
+def _block(found: Pass, known: Knowledge | None) -> str:
+    entries = found.report.entries
+    for item in found.kept:
+        if isinstance(item, Sample):
+            token_ids, states = item.token_ids, item.states
+        else:
+            count, _ = slots_of(item, None if known is None else known.parts.width)
+            token_ids, states = item.token_ids, item.fc_input.unflatten(1, (count, -1))
+        if states.shape[1] <= len(entries):
+            return norms_block(token_ids, states, entries[: states.shape[1]])
+    return ""

@@ -1,0 +1,113 @@
+"""What inspect found, for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from draftscope.findings import Finding
+from draftscope.inspecting.inspect import Answer
+from draftscope.inspecting.report import AsTrainer, Entry, Inspected
+from draftscope.text import count, pairs, percent, sentence, visible
+
+EXAMPLES = 3
+
+
+def story(answer: Answer) -> Iterator[RenderableType]:
+    """One path: what it is, what it holds, what looks odd."""
+    report = answer.report
+    title = f"{visible(report.path)}: {report.what}" + (f", {report.format}" if report.format else "")
+    yield Text(title, style="bold")
+    yield _facts(report)
+    if report.entries:
+        yield _entries(report.entries)
+    for group in report.skipped:
+        shown = "; ".join(f"{visible(s.path)} ({visible(s.why, 120)})" for s in group.examples[:EXAMPLES])
+        yield Text(f"  skipped, {group.cause}: {group.files}: {shown}", style="yellow")
+    for note in report.notes:
+        yield Text(f"  note: {visible(note)}", style="dim")
+    if answer.as_trainer is not None:
+        yield from _trainer(answer.as_trainer)
+    for finding in answer.findings:
+        yield _finding(finding)
+    if not answer.findings:
+        yield Text("  nothing wrong found", style="green")
+
+
+def _facts(report: Inspected) -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 1))
+    table.add_column("", style="dim", no_wrap=True)
+    table.add_column("", overflow="fold")
+    lines: list[tuple[str, str]] = []
+    if report.chosen:
+        lines.append(("why", visible(report.chosen)))
+    if report.items:
+        noun = "request" if report.what == "capture" else "sample"
+        lines.append((f"{noun}s", f"{report.items:,} of {count(report.files, 'file')}"))
+        lines.append(("tokens", f"{report.tokens:,}"))
+        lines.append(("rows of", ", ".join(f"{shape} ({number:,})" for shape, number in list(report.widths.items())[:4])))
+    if report.answer_tokens is not None:
+        share = report.answer_tokens / max(report.tokens, 1)
+        lines.append(("answers", f"{report.answer_tokens:,} tokens, {percent(share)}"))
+    lines += pairs(report.facts)
+    lines += [(f"claims {name}", value) for name, value in pairs(report.claims)]
+    for name, value in lines:
+        table.add_row(f"  {name}", value if len(value) <= 400 else value[:399] + "…")
+    return table
+
+
+def _entries(entries: list[Entry]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="dim")
+    for heading in ("  entry", "label", "dtype"):
+        table.add_column(heading, overflow="fold")
+    for heading in ("norm", "median", "first", "sinks", "bad"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("token alone", no_wrap=True)
+    table.add_column("inferred", overflow="fold")
+    for entry in entries:
+        alone = {True: "yes", False: "no", None: "unknown"}[entry.token_alone]
+        if entry.token_share is not None and entry.token_alone is not True:
+            alone += f" ({entry.token_share:.2f})"
+        table.add_row(
+            f"  {entry.name}", visible(entry.label), ", ".join(entry.dtypes), _figure(entry.norm_mean),
+            _figure(entry.norm_median), _figure(entry.norm_first), f"{entry.sinks:,}", f"{entry.nonfinite.rows:,}", alone,
+            visible(entry.inferred),
+        )
+    return table
+
+
+def _figure(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4g}"
+
+
+def _trainer(read: AsTrainer) -> Iterator[RenderableType]:
+    yield Text(f"  read as {read.trainer}: {read.reads}", style="bold")
+    table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="dim")
+    for heading in ("    entry", "label", "inferred", "goes to"):
+        table.add_column(heading, overflow="fold")
+    for feed in read.feeds:
+        table.add_row(f"    {feed.entry}", visible(feed.label), visible(feed.inferred), feed.goes_to)
+    yield table
+    for feed in read.feeds:
+        for warning in feed.warns:
+            yield Text(f"    entry {feed.entry} {visible(warning)}", style="yellow")
+    for refusal in read.refuses:
+        yield Text(f"    refused: {refusal}", style="red")
+    for line in read.silently:
+        yield Text(f"    silently: {line}", style="dim")
+
+
+def _finding(finding: Finding) -> Text:
+    styles = {"proven": "red", "supported": "yellow", "suspected": "yellow"}
+    says = visible(sentence(finding.says))
+    where = visible(", ".join(finding.where), 120)
+    text = Text(f"  {finding.strength} {finding.fault} ({where}): {says}", style=styles[finding.strength])
+    for evidence in finding.evidence:
+        text.append(f"\n    found {visible(evidence.result, 400)}", style="")
+    text.append(f"\n    fix {visible(sentence(finding.fix.says))}", style="")
+    for caveat in finding.caveats:
+        text.append(f"\n    but {visible(caveat)}", style="dim")
+    return text
