@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from support import random_draft
@@ -44,7 +44,10 @@ def checkpoint(
 def speculators(folder: Path, **keys: Any) -> Checkpoint:
     """The same draft as speculators saves it."""
     made = checkpoint(folder)
-    kept = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size", "rms_norm_eps")
+    kept = (
+        "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size",
+        "rms_norm_eps",
+    )
     layer = {key: made.raw[key] for key in kept}
     raw = {"architectures": ["Eagle3Speculator"], "speculators_model_type": "eagle3", "draft_vocab_size": 12,
            "transformer_layer_config": layer | {"model_type": "llama", "num_hidden_layers": 1}} | keys
@@ -202,6 +205,7 @@ def test_unknown_consumers_are_refused_with_the_known_ones() -> None:
     assert [consumer(n)[0].id for n in ("vLLM", "vllm@0.32.0", "sglang")] == ["vllm@0.32", "vllm@0.32", "sglang@0.5.23"]
 
 
+@settings(deadline=None, max_examples=40)
 @given(
     boundaries=st.lists(st.integers(0, LAYERS), min_size=1, max_size=4, unique=True).map(sorted),
     name=st.sampled_from(["vllm", "vllm:v1", "sglang"]), model_type=st.sampled_from([None, "llama", "deepseek_v3", "gpt_oss"]),
