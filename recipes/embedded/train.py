@@ -1,0 +1,79 @@
+"""The embedded draft from the states of the target's own answers.
+
+    draftscope extract recipes/embedded/answers --out WORK/states
+    python recipes/embedded/train.py [--work DIR] [--epochs 8]
+
+WORK (default ~/.cache/draftscope/embedded-train) gets `run/` with the log and the state to go on from, `run/draft` and
+`run/best`, and the draft of every epoch as `run/epoch-NN`; all are native checkpoints. Every 24th sample is held out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from draftscope.cli.train import told
+from draftscope.eagle3.examples import load_examples, split_heldout
+from draftscope.eagle3.start import draft_vocabulary, shape_of, token_counts
+from draftscope.eagle3.train import Settings, train
+from draftscope.states.opening import open_source
+from draftscope.target.embedded import ensure_target
+from draftscope.target.parts import read_config, read_parts
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--work", type=Path, default=Path.home() / ".cache" / "draftscope" / "embedded-train")
+    parser.add_argument("--states", type=Path, default=None, help="default WORK/states")
+    parser.add_argument("--target", type=Path, default=None, help="default: the embedded target")
+    parser.add_argument("--run", default="run")
+    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--learning-rate", type=float, default=1e-3)
+    parser.add_argument("--head-rate", type=float, default=0.2)
+    parser.add_argument("--noise", type=float, default=0.0)
+    parser.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    folder = options.target or ensure_target()
+    parts, raw = read_parts(folder), read_config(folder)
+    run = options.work / options.run
+
+    began, read = time.time(), 0
+
+    def reading(tokens: int) -> None:
+        nonlocal read
+        if (read + tokens) // 20000 > read // 20000:
+            print(f"target's choices: {read + tokens} tokens, {(read + tokens) / (time.time() - began):.0f}/s", flush=True)
+        read += tokens
+
+    source = open_source(options.states or options.work / "states")
+    examples, held = split_heldout(
+        load_examples(source, parts, max_length=512, cache=options.work / "teacher.safetensors", on_tokens=reading), 24)
+    own = torch.cat([(e.best[:-1] == e.token_ids[1:])[e.answer[1:]] for e in examples]).float().mean()
+    d2t, _, coverage = draft_vocabulary(token_counts(examples, int(raw["vocab_size"])), 8192)
+    config = shape_of(raw, 8192)
+    print(f"{len(examples)} samples, {sum(int(e.answer.sum()) for e in examples)} answer tokens ({own:.3f} of them the target's "
+          f"first choice), {len(held)} held out; draft vocabulary covers {coverage:.4f}", flush=True)
+
+    def show(event: Mapping[str, Any]) -> None:
+        if "heldout" in event or event["step"] % 10 == 0:
+            print(told(event), flush=True)
+        if "heldout" not in event and event["ends_epoch"]:
+            copy = run / f"epoch-{event['epoch']:02d}"
+            shutil.copytree(run / "draft", copy, dirs_exist_ok=True)
+
+    settings = Settings(epochs=options.epochs, learning_rate=options.learning_rate, head_rate=options.head_rate,
+                        noise=options.noise, batch_tokens=3072)
+    result = train(examples, parts, config, d2t, run, settings=settings, heldout=held, evaluate_every=60, save_minutes=3,
+                   on_event=show)
+    print("finished" if result.finished else "interrupted; the same command goes on", result.heldout)
+
+
+if __name__ == "__main__":
+    main()
