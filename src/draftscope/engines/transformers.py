@@ -19,7 +19,6 @@ from torch import Tensor
 
 from draftscope.eagle3.generate import Rows
 from draftscope.eagle3.generated import Generated
-from draftscope.errors import DraftscopeError
 from draftscope.states.capture import write_trace
 from draftscope.states.types import Trace
 
@@ -78,6 +77,7 @@ class Capture:
         self._optional = {"last_hidden": last_hidden, "fc_output": fc_output, "draft_states": draft_states}
         self._open: dict[int, _Recording] = {}
         self._begun = 0
+        self._full = False  # a tail was cut: a new request would be cut shorter still
         self._spent = 0  # bytes written, and those of recordings in progress
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -96,7 +96,7 @@ class Capture:
         if self.captured.stopped is not None:
             return
         with self._guard():
-            if self.max_requests is not None and self._begun >= self.max_requests:
+            if self._full or (self.max_requests is not None and self._begun >= self.max_requests):
                 self.captured.requests_left_out += 1
                 return
             recording = _Recording()
@@ -117,6 +117,7 @@ class Capture:
             # Once a step did not fit, none after it may: the middle of a request must not be missing.
             if recording.cut or not self._add(recording, rows, by_step, phase=1, accepted=accepted + 1):
                 recording.cut += len(rows.token_ids)
+                self._full = True
 
     def done(self, generated: Generated) -> None:
         with self._guard():
@@ -157,7 +158,7 @@ class Capture:
     def _write(self, request: int) -> None:
         recording = self._open.pop(request)
         path = self.folder / f"request_{request}.safetensors"
-        columns = {name: torch.cat(tensors) for name, tensors in (recording.rows | recording.steps).items()}
+        columns: dict[str, Any] = {name: torch.cat(tensors) for name, tensors in (recording.rows | recording.steps).items()}
         write_trace(path, Trace(name=path.name, **columns))
         size = path.stat().st_size
         self._spent += size - recording.size

@@ -1,0 +1,188 @@
+"""`draftscope generate`: speculative decoding with a draft, counted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from draftscope.cli.common import JsonOption, QuietOption, ThreadsOption, Ui, setup
+from draftscope.errors import UsageError
+from draftscope.text import count, number, percent, visible
+
+if TYPE_CHECKING:
+    from draftscope.eagle3.generate import Observer
+    from draftscope.eagle3.generated import Divergence, Generated, Summary
+    from draftscope.eagle3.model import Draft
+    from draftscope.pipeline.prompts import Prompt
+    from draftscope.target.model import Target
+    from draftscope.target.wiring import Wiring
+
+PromptsArgument = Annotated[Path | None, typer.Argument(
+    metavar="PROMPTS", show_default=False,
+    help='JSONL of {"messages"}, {"prompt"} or {"token_ids"}; without it held-out prompts that the embedded draft has not seen.')]
+TargetOption = Annotated[Path | None, typer.Option("--target", metavar="DIR", help="Without it the embedded target.")]
+DraftOption = Annotated[Path | None, typer.Option(
+    "--draft", metavar="DIR", help="Without it, and without --target, the embedded draft.")]
+KOption = Annotated[int, typer.Option("-k", min=1, max=16, metavar="K", help="Tokens drafted per verify step.")]
+MaxNewOption = Annotated[int, typer.Option("--max-new", min=1, metavar="N", help="Most tokens of an answer.")]
+RowsOption = Annotated[int, typer.Option("--rows", min=1, metavar="N", help="Prompts answered at once.")]
+LimitOption = Annotated[int | None, typer.Option("--limit", min=1, metavar="N", help="Only the first N prompts.")]
+BoundariesOption = Annotated[str | None, typer.Option(
+    "--boundaries", metavar="B,B,B",
+    help="Where the draft's states are taken, in decoder layers passed; without it where the draft says.")]
+
+
+def command(
+    prompts: PromptsArgument = None,
+    target: TargetOption = None,
+    draft: DraftOption = None,
+    k: KOption = 3,
+    max_new: MaxNewOption = 64,
+    rows: RowsOption = 1,
+    limit: LimitOption = None,
+    boundaries: BoundariesOption = None,
+    plain: Annotated[bool, typer.Option("--plain", help="Decode without a draft.")] = False,
+    compare_plain: Annotated[bool, typer.Option(
+        "--compare-plain", help="Decode without the draft too, by the same code: are the texts equal, what is gained?")] = False,
+    text: Annotated[bool, typer.Option("--text", help="Print the answers.")] = False,
+    json: JsonOption = None, quiet: QuietOption = False, threads: ThreadsOption = None,
+) -> None:
+    """Answer prompts greedily with a draft's help, and count what the target accepts.
+
+    The JSON holds the counts; `diagnose --metrics` reads it.
+    """
+    ui = setup(quiet, threads, json=json)
+    if plain and (draft is not None or compare_plain):
+        raise UsageError("--plain decodes without a draft", remedy="Leave out --draft and --compare-plain, or --plain")
+    job = prepare(ui, prompts, target, draft, boundaries, limit, plain=plain)
+    results = answer(ui, job, job.draft, k=k, max_new=max_new, rows=rows)
+    without = answer(ui, job, None, k=k, max_new=max_new, rows=rows) if compare_plain else None
+    report(ui, job, results, without, k=k, max_new=max_new, rows=rows, text=text)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A pair with its prompts; no draft: plain decoding."""
+
+    target: Target
+    draft: Draft | None
+    draft_name: str
+    wiring: Wiring
+    prompts: list[Prompt]
+
+
+def prepare(ui: Ui, prompts: Path | None, target: Path | None, draft: Path | None, boundaries: str | None,
+            limit: int | None, *, plain: bool = False) -> Job:
+    """Load what the options name; what they leave out is the embedded pair's."""
+    from draftscope.boundaries import default_boundaries
+    from draftscope.cli.extract import parse_boundaries
+    from draftscope.eagle3.checkpoint import build_draft, load_checkpoint
+    from draftscope.embedded import pair
+    from draftscope.pipeline.prompts import read_prompts
+    from draftscope.target.embedded import ensure_target
+    from draftscope.target.model import load_target
+    from draftscope.target.parts import read_config
+    from draftscope.target.wiring import Wiring
+
+    asked = None if boundaries is None else parse_boundaries(boundaries)
+    if draft is None and target is not None and not plain:
+        raise UsageError("the target has no draft", remedy="Name one with --draft, or decode with --plain")
+    folder = target or ensure_target(report=ui.note)
+    # A broken draft is told before time goes into the target.
+    checkpoint = None
+    if not plain:
+        checkpoint = load_checkpoint(draft or pair.DRAFT, target_layers=int(read_config(folder)["num_hidden_layers"]))
+    model = load_target(folder)
+    found = read_prompts(prompts or pair.HERE / "heldout.jsonl", model, limit=limit)
+    if checkpoint is None:
+        return Job(model, None, "", Wiring.of(()), found)
+    places = asked or checkpoint.config.boundaries or default_boundaries(model.layers)
+    return Job(model, build_draft(checkpoint, model.parts), checkpoint.folder.name, Wiring.of(places), found)
+
+
+def answer(ui: Ui, job: Job, draft: Draft | None, *, k: int, max_new: int, rows: int,
+           observer: Observer | None = None) -> list[Generated]:
+    """Answer the prompts, showing progress."""
+    from draftscope.eagle3.generate import generate
+
+    with ui.progress("plain decoding" if draft is None else "speculating", None, "tokens") as advance:
+        return generate(
+            job.target, draft, [prompt.token_ids for prompt in job.prompts], wiring=job.wiring, k=k, max_new=max_new,
+            stop_ids=job.target.stop_ids, rows=rows, observer=observer, on_tokens=advance,
+        )
+
+
+def report(ui: Ui, job: Job, results: Sequence[Generated], plain: Sequence[Generated] | None, *, k: int, max_new: int, rows: int,
+           text: bool = False, capture: dict[str, Any] | None = None) -> None:
+    """Print and write what came out."""
+    from draftscope.eagle3.generated import divergence, summarise
+
+    k = 0 if job.draft is None else k
+    summary = summarise(results, k)
+    other = None if plain is None else summarise(plain, 0)
+    parted: dict[int, Divergence] = {}
+    for one, two in zip(plain or (), results, strict=False):
+        found = divergence(job.target, job.prompts[two.request].token_ids, one.token_ids, two.token_ids)
+        if found is not None:
+            parted[two.request] = found
+    decode = (job.target.folder / "tokenizer.json").is_file()
+    texts = [job.target.tokenizer.decode(g.token_ids, skip_special_tokens=True) if decode else None for g in results]
+    if text:
+        for prompt, answered, written in zip(job.prompts, results, texts, strict=True):
+            ui.print(f"[{visible(prompt.id)}] {visible(written if written is not None else answered.token_ids)}")
+    ui.print("\n".join(lines(summary, other, parted)))
+    ui.write_json({
+        "schema": "draftscope.generate/1", "target": job.target.folder.name, "draft": job.draft_name or None, "k": k,
+        "rows": rows, "max_new": max_new, "boundaries": [slot.index for slot in job.wiring.slots],
+        "drafts": summary.steps, "cut_steps": summary.cut_steps, "accepted_per_position": summary.accepted,
+        "accept_length": summary.accept_length, "joint": summary.joint, "conditional": summary.conditional,
+        "tokens": summary.tokens, "seconds": summary.seconds, "tokens_per_second": summary.tokens_per_second,
+        "plain": None if other is None else {
+            "tokens": other.tokens, "seconds": other.seconds, "tokens_per_second": other.tokens_per_second,
+            "speedup": speedup(summary, other),
+            "divergences": [{"request": i, **asdict(d), "near_tie": d.near_tie} for i, d in parted.items()],
+        },
+        "capture": capture,
+        "requests": [
+            {"id": prompt.id, "line": prompt.index, "prompt_tokens": len(prompt.token_ids), "token_ids": g.token_ids,
+             "text": written, "accepted_counts": g.accepted_counts, "finish": g.finish, "cut": g.cut,
+             "seconds": g.ended - g.started, "first_token_seconds": g.first_token - g.started}
+            for prompt, g, written in zip(job.prompts, results, texts, strict=True)
+        ],
+    })
+
+
+def lines(summary: Summary, plain: Summary | None, parted: dict[int, Divergence]) -> list[str]:
+    """The story for people."""
+    told = [f"{count(summary.requests, 'request')}, {count(summary.tokens, 'token')} in {summary.seconds:.1f} s: "
+            f"{number(summary.tokens_per_second, 1)} tokens/s"]
+    if summary.k:
+        beyond = f", {summary.cut_steps} of them going beyond the end of a text" if summary.cut_steps else ""
+        told += [
+            f"accept length {number(summary.accept_length)} (bonus included) over {count(summary.steps, 'verify step')} "
+            f"with K = {summary.k}{beyond}",
+            "position     " + "".join(f"{i + 1:>7}" for i in range(summary.k)),
+            "joint        " + "".join(f"{percent(p):>7}" for p in summary.joint),
+            "conditional  " + "".join(f"{percent(p):>7}" for p in summary.conditional),
+        ]
+    if plain is not None:
+        told.append(f"plain decoding by the same code: {number(plain.tokens_per_second, 1)} tokens/s; "
+                    f"with the draft {number(speedup(summary, plain))} times as many")
+        real = [d for d in parted.values() if not d.near_tie]
+        if not parted:
+            told.append("the texts are equal, token for token")
+        else:
+            widest = f"; widest gap of the others {max(d.gap for d in real):.2g}" if real else ""
+            told.append(f"{len(parted)} of {summary.requests} texts part from plain decoding, {len(parted) - len(real)} of them "
+                        f"where the target's two best logits are closer than 1e-4{widest}")
+    return told
+
+
+def speedup(summary: Summary, plain: Summary) -> float | None:
+    """Ratio of the tokens per second."""
+    one, other = summary.tokens_per_second, plain.tokens_per_second
+    return one / other if one and other else None
