@@ -15,15 +15,15 @@ from draftscope.diagnose.case import Case, Inputs, Selected, open_case
 from draftscope.diagnose.checkpoint_facts import map_facts
 from draftscope.diagnose.climb import climb
 from draftscope.diagnose.effects import costs, judged_names
-from draftscope.diagnose.ladder import Ladder, combine
-from draftscope.diagnose.reference import decide
-from draftscope.diagnose.sides import SweptSide, side_facts, sweep_side
+from draftscope.diagnose.ladder import Ladder
+from draftscope.diagnose.placing import place
+from draftscope.diagnose.sides import SweptSide, side_facts
 from draftscope.diagnose.verdict import Judged, conclude
 from draftscope.eagle3.reading import Reading
 from draftscope.errors import DraftscopeError
 from draftscope.faults import FAULTS
 from draftscope.faults.measurements import Measurements
-from draftscope.findings import Diagnosis, Placed, Placement, Rung
+from draftscope.findings import Diagnosis, Placement, Rung
 
 Report = Callable[[str], None]
 
@@ -60,7 +60,7 @@ class Examination:
         self.read_checkpoint()
         self.check_integrity()
         self.read_target_parts()
-        self.place()
+        place(self)
         climb(self)
         suspicions = [suspicion for fault in FAULTS for suspicion in fault.recognise(self.m)]
         found = costs(self.ladder, suspicions, self.as_read, self.rungs.get("measured")) if self.ladder is not None else None
@@ -176,9 +176,9 @@ class Examination:
             facts.embedding = [
                 embedding_check([(f[:, i], ids) for f, ids in pairs], case.parts).is_embedding for i in range(slots)
             ]
-            with_last = [s for s in selected.sequences if s.last is not None]
-            if with_last:
-                check = last_state_check([(s.last, s.token_ids, s.answer) for s in with_last], case.parts)
+            lasts = [(s.last, s.token_ids, s.answer) for s in selected.sequences if s.last is not None]
+            if lasts:
+                check = last_state_check(lasts, case.parts)
                 facts.last_agreement = check.agreement
                 self.matched[f"{facts.name}_text"] = {"last_state": check.norm, "agreement": check.agreement}
             held = [facts.where(i) for i, is_embedding in enumerate(facts.embedding) if is_embedding]
@@ -186,60 +186,6 @@ class Examination:
                 f"{facts.name} states against the target's embedding: "
                 + (f"{', '.join(held)} is the embedding" if held else "no slot is the embedding")
             )
-
-    # -- steps 4 and 5: placement -------------------------------------------------------------------------------------------
-
-    def place(self) -> None:
-        case, m = self.case, self.m
-        wanted = {b for b in (m.expected or ()) if b >= 0}
-        if case.target is not None:
-            wanted |= set(default_boundaries(case.target.layers))
-            for name, selected in (("train", case.train), ("serve", case.serve)):
-                if selected is None:
-                    continue
-                self.report(
-                    f"running the target over {selected.rows} tokens of the {'training states' if name == 'train' else 'capture'}"
-                )
-                swept = sweep_side(case.target, selected, tuple(sorted(b for b in wanted if b <= case.target.layers)))
-                self.swept[name] = swept
-                facts = side_facts(name, selected, swept)  # type: ignore[arg-type]
-                previous = getattr(m, name)
-                facts.embedding, facts.last_agreement = previous.embedding, previous.last_agreement
-                setattr(m, name, facts)
-                wanted |= {p.boundary for p in facts.slots if p.boundary is not None and p.kind == "stream" and p.norm == "pre"}
-                self.steps.append(
-                    f"{name} slots placed against {case.target.layers + 1} boundaries: "
-                    + ", ".join(_place(p) for p in facts.slots)
-                )
-        else:
-            for facts in m.sides():
-                if any(facts.embedding):
-                    facts.slots = [_embedding_only(i, bool(e)) for i, e in enumerate(facts.embedding)]
-                    facts.proof = "parts"
-            if case.inputs.target is None or case.parts is not None:
-                self.next.append("give the target's weights (--target): running it over the same tokens places every slot")
-        train = m.train.slots if m.train and m.train.proof == "sweep" else []
-        serve = m.serve.slots if m.serve and m.serve.proof == "sweep" else []
-        self.ladder = Ladder(case, self.swept.get("serve"), None) if case.checkpoint is not None and self._embedded() else None
-        m.reference, m.reference_from, m.departed = decide(train, serve, m.expected, self._prefers_served)
-        if self.ladder is not None:
-            self.ladder.reference = m.reference
-
-    def _embedded(self) -> bool:
-        if self.case.parts is not None or (self.case.checkpoint and "embed_tokens.weight" in self.case.checkpoint.tensors):
-            return True
-        self.next.append("the draft has no embedding of its own: give the target, or only its embedding (--target), to replay it")
-        return False
-
-    def _prefers_served(self) -> bool | None:
-        """Whether the draft knows the served states better than those of the training files."""
-        if self.ladder is None or self.case.train is None or self.case.serve is None:
-            return None
-        as_meant = combine([], Reading())
-        train, serve = self.ladder.trained(as_meant).rung("all"), self.ladder.served(as_meant).rung("all")
-        if train.nll is None or serve.nll is None:
-            return None
-        return serve.nll < train.nll
 
     # -- what is said besides the findings --------------------------------------------------------------------------------
 
@@ -301,33 +247,6 @@ def _matched(selected: Selected) -> dict[str, Any]:
         "steps": steps,
         "format": selected.source.format,
     }
-
-
-def _embedding_only(slot: int, is_embedding: bool) -> Placed:
-    return Placed(
-        slot=slot,
-        label="",
-        boundary=0 if is_embedding else None,
-        norm="pre" if is_embedding else None,
-        kind="stream" if is_embedding else None,
-        margin=None,
-        candidates=[0] if is_embedding else [],
-    )
-
-
-def _place(placed: Placed) -> str:
-    if placed.boundary is None:
-        return "unplaced"
-    text = (
-        f"{placed.boundary}"
-        + ("" if placed.kind == "stream" else f" ({placed.kind})")
-        + (" post-norm" if placed.norm == "post" else "")
-    )
-    if placed.lag:
-        text += f" lag {placed.lag:+d}"
-    if placed.scale is not None and abs(placed.scale - 1) > 0.02:
-        text += f" x{placed.scale:.3g}"
-    return text
 
 
 def _listed(boundaries: tuple[int, ...] | None) -> str:

@@ -26,7 +26,7 @@ class LayerOffset(Fault):
         if found is None or not found.is_offset or m.reference is None:
             return []
         side, step = found.side, found.displacements[0]
-        proven = side.proof == "sweep"
+        proven = side.proof in ("sweep", "pairs")
         return [
             Suspicion(
                 fault=self.id,

@@ -67,6 +67,7 @@ def evidence(m: Measurements, moved_: Moved, decides: str) -> list[Evidence]:
     how = {
         "sweep": "each slot held against every boundary of the target, re-run over the same tokens; argmax, median relative "
         "error per row",
+        "pairs": "each served slot held against every training entry, on rows of texts that begin alike",
         "parts": "each slot held against the embedding rows of its own tokens, up to one factor",
         "none": "not placed",
     }[side.proof]

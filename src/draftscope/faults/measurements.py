@@ -27,7 +27,8 @@ class SideFacts:
 
     Attributes:
         slots: what each slot is, as placed; empty when nothing could be placed.
-        proof: how it was placed: by a `sweep` of the target over the same tokens, by `parts` (boundary 0 only), or not.
+        proof: how it was placed: by a `sweep` of the target over the same tokens, by `pairs` with training rows of the same text,
+            by `parts` (boundary 0 only), or not.
         embedding: per slot, whether it equals the token's embedding row up to one factor; None = not tested.
         masked: samples whose loss mask is known; empty: those of them without one answer token.
     """
@@ -36,7 +37,7 @@ class SideFacts:
     sequences: int
     tokens: int
     slots: list[Placed] = field(default_factory=list)
-    proof: Literal["sweep", "parts", "none"] = "none"
+    proof: Literal["sweep", "pairs", "parts", "none"] = "none"
     nonfinite: list[NonFinite] = field(default_factory=list)
     embedding: list[bool | None] = field(default_factory=list)
     last: Placed | None = None

@@ -38,7 +38,7 @@ class ResidualMissing(Fault):
                 side=side.name,
                 where=[side.where(got.slot) for got, _ in found],
                 says=f"{of_side(side.name)} in {', '.join(side.where(got.slot) for got, _ in found)} hold {what}",
-                strength="proven" if side.proof == "sweep" else "suspected",
+                strength="proven" if side.proof in ("sweep", "pairs") else "suspected",
                 evidence=[
                     Evidence(
                         hypothesis="a slot holds a branch or a partial sum in place of the whole residual stream",

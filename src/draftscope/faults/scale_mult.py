@@ -33,7 +33,7 @@ class ScaleMult(Fault):
                 side=side.name,
                 where=[side.where(got.slot) for got, _ in found],
                 says=f"{of_side(side.name)} are scaled by a constant: {text}",
-                strength="proven" if side.proof == "sweep" else "suspected",
+                strength="proven" if side.proof in ("sweep", "pairs") else "suspected",
                 evidence=[
                     Evidence(
                         hypothesis="a slot is the right state times one constant",

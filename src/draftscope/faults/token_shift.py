@@ -34,7 +34,7 @@ class TokenShift(Fault):
                 where=[side.where(got.slot) for got, _ in found],
                 says=f"{of_side(side.name)} are shifted against their tokens: the row labelled t holds the state of token "
                 f"{' or '.join(f't{lag:+d}' for lag in lags)}",
-                strength="proven" if side.proof == "sweep" else "suspected",
+                strength="proven" if side.proof in ("sweep", "pairs") else "suspected",
                 evidence=[
                     Evidence(
                         hypothesis="rows and tokens are misaligned by a constant",

@@ -1,0 +1,144 @@
+"""Steps 4 and 5: what every slot holds, by the best means at hand, and what it should hold."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from draftscope.boundaries import default_boundaries
+from draftscope.compare.pairing import Matched, match_entries, pair
+from draftscope.diagnose.ladder import Ladder, combine
+from draftscope.diagnose.reference import decide, from_boundaries
+from draftscope.diagnose.sides import side_facts, sweep_side
+from draftscope.eagle3.reading import Reading
+from draftscope.findings import Placed
+
+if TYPE_CHECKING:
+    from draftscope.diagnose.run import Examination
+
+MATCHED = 0.05
+"""Relative error up to which a served slot equals a training entry on the rows of a shared text."""
+CLEAR = 0.5
+"""Least margin over the next entry."""
+
+
+def place(examination: Examination) -> None:
+    """Place both sides, decide what the slots should hold, and set up the ladder."""
+    case, m = examination.case, examination.m
+    if case.target is not None:
+        _by_sweep(examination)
+    else:
+        examination.next.append("give the target's weights (--target): running it over the same tokens places every slot")
+        _by_parts(examination)
+        _by_pairs(examination)
+    train = m.train.slots if m.train and m.train.proof == "sweep" else []
+    serve = m.serve.slots if m.serve and m.serve.proof == "sweep" else []
+    if case.checkpoint is not None and _has_embedding(examination):
+        examination.ladder = Ladder(case, examination.swept.get("serve"), None)
+    m.reference, m.reference_from, m.departed = decide(train, serve, m.expected, lambda: _prefers_served(examination))
+    if examination.ladder is not None:
+        examination.ladder.reference = m.reference
+
+
+def _by_sweep(examination: Examination) -> None:
+    """The target run over the same tokens: every slot against every boundary."""
+    case, m, target = examination.case, examination.m, examination.case.target
+    assert target is not None
+    wanted = {b for b in (m.expected or ()) if 0 <= b <= target.layers} | set(default_boundaries(target.layers))
+    for facts, selected in ((m.train, case.train), (m.serve, case.serve)):
+        if facts is None or selected is None:
+            continue
+        what = "training states" if facts.name == "train" else "capture"
+        examination.report(f"running the target over {selected.rows} tokens of the {what}")
+        swept = sweep_side(target, selected, tuple(sorted(wanted)))
+        examination.swept[facts.name] = swept
+        placed = side_facts(facts.name, selected, swept)
+        facts.slots, facts.last, facts.proof = placed.slots, placed.last, "sweep"
+        wanted |= {p.boundary for p in facts.slots if p.boundary is not None and p.kind == "stream" and p.norm == "pre"}
+        held = ", ".join(_words(p) for p in facts.slots)
+        examination.steps.append(f"{facts.name} slots placed against {target.layers + 1} boundaries: {held}")
+
+
+def _by_parts(examination: Examination) -> None:
+    """Only the embedding can be told from the target's ends alone."""
+    for facts in examination.m.sides():
+        if any(facts.embedding):
+            facts.slots = [_unplaced(i) if not found else _at(i, 0, None) for i, found in enumerate(facts.embedding)]
+            facts.proof = "parts"
+
+
+def _by_pairs(examination: Examination) -> None:
+    """Served slots against training entries, on rows of texts that begin alike (a shared system prompt will do)."""
+    case, m = examination.case, examination.m
+    if case.train is None or case.serve is None or m.serve is None or m.expected is None:
+        return
+    pairing = pair(case.train.sequences, case.serve.sequences)
+    examination.matched["paired"] = dict(pairing.counts)
+    matched = match_entries(pairing)
+    if not matched:
+        examination.steps.append("no served text begins like a training text: no row could be paired")
+        return
+    slots = len(m.expected)
+    for found in matched:
+        if found.entry is None or found.error is None or found.error > MATCHED or (found.margin or 0) < CLEAR:
+            continue
+        if len(m.serve.slots) < len(matched):
+            m.serve.slots = [_unplaced(i) for i in range(len(matched))]
+        if m.serve.slots[found.slot].boundary is None and found.entry < slots:
+            m.serve.slots[found.slot] = _at(found.slot, m.expected[found.entry], found)
+            m.serve.proof = "pairs"
+    text = ", ".join(
+        f"slot {f.slot} is {'no training entry' if f.entry is None else f'training entry {f.entry}'} (error {f.error or 0:.2g})"
+        for f in matched
+    )
+    examination.steps.append(f"{pairing.paired} served rows paired with training rows of the same text: {text}")
+
+
+def _has_embedding(examination: Examination) -> bool:
+    case = examination.case
+    if case.parts is not None or (case.checkpoint is not None and "embed_tokens.weight" in case.checkpoint.tensors):
+        return True
+    examination.next.append(
+        "the draft has no embedding of its own: give the target, or only its embedding (--target), to replay it"
+    )
+    return False
+
+
+def _prefers_served(examination: Examination) -> bool | None:
+    """Whether the draft knows the served states better than those of the training files; None = can't be told."""
+    ladder, case = examination.ladder, examination.case
+    if ladder is None or case.train is None or case.serve is None:
+        return None
+    as_meant = combine([], Reading())
+    train, serve = ladder.trained(as_meant).rung("all"), ladder.served(as_meant).rung("all")
+    return None if train.nll is None or serve.nll is None else serve.nll < train.nll
+
+
+def _unplaced(slot: int) -> Placed:
+    return Placed(slot=slot, label="", boundary=None, norm=None, kind=None, margin=None)
+
+
+def _at(slot: int, boundary: int, matched: Matched | None) -> Placed:
+    placed = from_boundaries([boundary])[0]
+    figures = (
+        {}
+        if matched is None
+        else {
+            "margin": matched.margin,
+            "error": matched.error,
+            "lag": matched.lag,
+            "scale": matched.scale or 1.0,
+        }
+    )
+    return placed.model_copy(update={"slot": slot, **figures})
+
+
+def _words(placed: Placed) -> str:
+    if placed.boundary is None:
+        return "unplaced"
+    text = f"{placed.boundary}" + ("" if placed.kind == "stream" else f" ({placed.kind})")
+    text += " after the final norm" if placed.norm == "post" else ""
+    if placed.lag:
+        text += f" lag {placed.lag:+d}"
+    if placed.scale is not None and abs(placed.scale - 1) > 0.02:
+        text += f" x{placed.scale:.3g}"
+    return text
