@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,7 +32,7 @@ class Request:
     answer_ids: list[int] = field(default_factory=list)
 
 
-def answers(model: torch.nn.Module, requests: Iterable[Request], *, rows: int = 96, capacity: int = 512, top_p: float = 0.95,
+def answers(model: Any, requests: Iterable[Request], *, rows: int = 96, capacity: int = 512, top_p: float = 0.95,
             seed: int = 0, on_step: Callable[[int], None] | None = None) -> Iterator[Request]:
     """Answer requests, `rows` at a time, in the order in which they finish.
 

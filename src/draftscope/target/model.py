@@ -127,6 +127,10 @@ class Target:
             post: Tensor = self._body(ids.to(self.device), **arguments).last_hidden_state
         return Run(held, between, post)
 
+    def check_taps(self, taps: Sequence[Boundary]) -> None:
+        """Raise UsageError if a tap is not one of the target's."""
+        _needed(taps, self.layers)
+
     def check_ids(self, name: str, ids: Tensor) -> None:
         """Raise DraftscopeError if a token id is not one of the target's."""
         if len(ids) and not (int(ids.min()) >= 0 and int(ids.max()) < self.parts.embedding.shape[0]):
@@ -157,9 +161,11 @@ def load_target(folder: Path, dtype: torch.dtype = torch.float32, device: str = 
     Raises:
         DraftscopeError: the folder or a tensor is missing or unreadable, the architecture is not one that transformers
             runs natively, or its embedding and final norm do not do what its family is known for.
+        UsageError: no such device.
     """
     from transformers import AutoModelForCausalLM
 
+    _check_device(device)
     config = read_config(folder)
     names = tensor_files(folder)
     absent = sorted({file.name for file in names.values() if not file.is_file()})
@@ -191,6 +197,13 @@ def load_target(folder: Path, dtype: torch.dtype = torch.float32, device: str = 
     target = Target(model.to(device).eval(), folder)
     _verify(target)
     return target
+
+
+def _check_device(name: str) -> None:
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise UsageError(f"device {name!r} cannot be used here ({_first_line(error)})", remedy="cpu always works") from None
 
 
 def load_tokenizer(folder: Path) -> Any:
