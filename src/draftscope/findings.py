@@ -87,8 +87,8 @@ class Finding(Model):
 class Placed(Model):
     """What a slot or entry is. `margin` = 1 - err(best) / err(second); unplaced: boundary None.
 
-    `transform` names the reading under which it fits (`none`, `lag`, `scale`, ...), `share` the rows that do, `errors` the plain
-    error under every stream boundary 0..n.
+    `transform` names the reading under which it fits (`none`, `lag`, `scale`, ...), `share` the rows that do, `shares` what all
+    rows match, `errors` the plain error under every stream boundary 0..n.
     """
 
     slot: int
@@ -102,6 +102,7 @@ class Placed(Model):
     scale: float | None = None
     transform: str = "none"
     share: float | None = None
+    shares: dict[str, float] = Field(default_factory=dict)
     candidates: list[int] = Field(default_factory=list)
     errors: list[float] = Field(default_factory=list)
 

@@ -93,6 +93,7 @@ def to_finding(placed: PlacedSlot, label: str) -> Placed:
         scale=placed.scale,
         transform=placed.transform,
         share=placed.share,
+        shares=dict(placed.shares),
         candidates=sorted({c.index for c in placed.candidates if c.kind == placed.kind}),
         errors=list(placed.plain_errors),
     )

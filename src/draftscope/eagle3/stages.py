@@ -56,7 +56,8 @@ def stages(draft: Draft, sequences: Iterable[Sequence], *, offsets: Tensor | Non
     """
     own = torch.arange(draft.config.draft_vocab_size)
     stored = draft.target_ids - own if offsets is None else offsets.long()
-    maps = {"offset": own + stored, "absolute": stored, "zero": own}
+    last = draft.config.vocab_size - 1
+    maps = {"offset": (own + stored).clamp(0, last), "absolute": stored.clamp(0, last), "zero": own}
     figures: Figures = {}
     steps = 0
     with torch.no_grad():

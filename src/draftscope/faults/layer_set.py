@@ -51,7 +51,7 @@ class LayerSet(Fault):
         made = {
             "embedding in front": (Boundary(0), low, middle),
             "permuted": (middle, high, low),
-            "duplicated": (low, middle, middle),
+            "duplicated": (low, low, high),
         }
         if variant == "train permuted":
             return replace(plant, train=replace(plant.train, slots=(middle, high, low)))
