@@ -69,7 +69,7 @@ def main() -> None:
             shutil.copytree(run / "draft", copy, dirs_exist_ok=True)
 
     settings = Settings(epochs=options.epochs, learning_rate=options.learning_rate, head_rate=options.head_rate,
-                        noise=options.noise, batch_tokens=3072)
+                        noise=options.noise)
     result = train(examples, parts, config, d2t, run, settings=settings, heldout=held, evaluate_every=60, save_minutes=3,
                    on_event=show)
     print("finished" if result.finished else "interrupted; the same command goes on", result.heldout)

@@ -26,7 +26,7 @@ def command(
         "--boundaries", metavar="B,B,B", help="What the slots hold; without it the target's defaults.")] = None,
     epochs: Annotated[int, typer.Option("--epochs", min=1, metavar="N", help="Passes over the data.")] = 10,
     ttt_steps: Annotated[int, typer.Option("--ttt-steps", min=1, metavar="N", help="Draft steps trained at once.")] = 3,
-    batch_tokens: Annotated[int, typer.Option("--batch-tokens", min=1, metavar="N", help="Tokens of a batch, padded.")] = 3072,
+    batch_tokens: Annotated[int, typer.Option("--batch-tokens", min=1, metavar="N", help="Tokens per batch.")] = 2048,
     learning_rate: Annotated[float, typer.Option("--learning-rate", metavar="X", help="Its peak.")] = 1e-3,
     head_rate: Annotated[float, typer.Option("--head-rate", metavar="X", help="Of that, what the head gets.")] = 0.2,
     noise: Annotated[float, typer.Option("--noise", min=0, metavar="X", help="Noise on features, in their own deviations.")] = 0.0,

@@ -63,18 +63,19 @@ def describe(raw: dict[str, Any], where: str, *, qk_norm: bool | None = None, ta
         boundaries = ids_to_boundaries("specforge" if key.startswith("eagle_config.") else "speculators", ids)
     elif target_layers is not None:
         boundaries = default_boundaries(target_layers)
-    try:
-        hidden, heads = int(layer["hidden_size"]), int(layer["num_attention_heads"])
-        vocab = int(layer.get("vocab_size") or raw["vocab_size"])
-        intermediate = int(layer["intermediate_size"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise DraftscopeError(f"config key {error} is missing or not a number", where=where) from None
+    numbers = {}
+    for name in ("hidden_size", "num_attention_heads", "intermediate_size", "vocab_size"):
+        value = layer.get(name) or (raw.get(name) if name == "vocab_size" else None)
+        if type(value) is not int or value <= 0:
+            raise DraftscopeError(f"config key {name} is not a number of at least 1: {value!r}", where=where)
+        numbers[name] = value
+    hidden, heads, vocab = numbers["hidden_size"], numbers["num_attention_heads"], numbers["vocab_size"]
     window = layer.get("sliding_window") if (layer.get("layer_types") or [""])[0] == "sliding_attention" else None
     slots = len(ids) if ids else raw.get("num_aux_hidden_states") or nested.get("num_aux_hidden_states") or 3
     try:
         config = DraftConfig(
             dialect=dialect, hidden_size=hidden, target_hidden_size=raw.get("target_hidden_size") or hidden,
-            intermediate_size=intermediate, num_attention_heads=heads,
+            intermediate_size=numbers["intermediate_size"], num_attention_heads=heads,
             num_key_value_heads=layer.get("num_key_value_heads") or heads, head_dim=layer.get("head_dim") or hidden // heads,
             vocab_size=vocab, draft_vocab_size=raw.get("draft_vocab_size") or vocab,
             rms_norm_eps=layer.get("rms_norm_eps", 1e-6), rope_parameters=_rope(layer, where),

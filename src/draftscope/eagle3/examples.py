@@ -188,7 +188,7 @@ def column_rms(examples: Sequence[Example], rows: int = 20000) -> Tensor:
     for example in examples[::step] or examples:
         picked = example.answer.clone()
         picked[0] = False
-        values = example.states[picked][:, :-1].float()
+        values = example.states[picked][:, :-1].float().nan_to_num(0.0, 0.0, 0.0)
         total = total + values.square().sum(0)
         seen += len(values)
     return (total / max(seen, 1)).sqrt().clamp(min=1e-6)

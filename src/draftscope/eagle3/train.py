@@ -51,7 +51,7 @@ class Settings:
 
     ttt_steps: int = 3
     epochs: int = 10
-    batch_tokens: int = 3072
+    batch_tokens: int = 2048
     learning_rate: float = 1e-3
     head_rate: float = 0.2
     warmup: int = 50

@@ -1,0 +1,374 @@
+"""Training-time test against a row-by-row server in float64, the loss against torch's own, and runs that learn and resume."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import VOCAB, WIDTH, random_draft
+from torch import Tensor
+from torch.nn import functional as F
+
+from draftscope.eagle3.checkpoint import build_draft, load_checkpoint
+from draftscope.eagle3.config import DraftConfig
+from draftscope.eagle3.examples import Collate, Example, batch_order, choices, column_rms, load_examples
+from draftscope.eagle3.heldout import evaluate
+from draftscope.eagle3.loss import pack_rows, supervised_rows, ttt_loss, ttt_outputs
+from draftscope.eagle3.model import Draft
+from draftscope.eagle3.start import draft_vocabulary, folded, new_draft, shape_of
+from draftscope.eagle3.train import Settings, train
+from draftscope.errors import DraftscopeError
+from draftscope.states.types import Sample
+from draftscope.target.parts import TargetParts
+
+STEPS = 3
+
+
+def parts_of(seed: int = 0, vocab: int = VOCAB, width: int = WIDTH) -> TargetParts:
+    draw = torch.Generator().manual_seed(seed)
+    table = torch.randn(vocab, width, generator=draw)
+    return TargetParts(
+        embedding=table, norm_weight=1 + 0.1 * torch.randn(width, generator=draw), norm_eps=1e-5, norm_offset=0.0, head=table,
+        layers=8, embed_scale=1.0, model_type="llama", folder=Path(),
+    )
+
+
+def sample(seed: int, length: int, prompt: int, vocab: int = VOCAB, width: int = WIDTH) -> Sample:
+    draw = torch.Generator().manual_seed(seed)
+    tokens, states = torch.randint(0, vocab, (length,), generator=draw), torch.randn(length, 4, width, generator=draw)
+    return Sample(f"sample {seed}", tokens, states, torch.arange(length) >= prompt, ("",) * 4, seed)
+
+
+class Past:
+    """Attention of a server that has one sequence: queries see every key held so far."""
+
+    def __init__(self) -> None:
+        self.k: list[Tensor] = []
+        self.v: list[Tensor] = []
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        self.k.append(k)
+        self.v.append(v)
+        groups = q.shape[1] // k.shape[1]
+        keys, values = (torch.cat(x, 2).repeat_interleave(groups, 1) for x in (self.k, self.v))
+        return ((q @ keys.transpose(-1, -2)) * q.shape[-1] ** -0.5).softmax(-1) @ values
+
+
+def served(draft: Draft, features: Tensor, token_ids: Tensor, row: int, steps: int) -> list[Tensor]:
+    """What a server computes that drafts from `row`: features of rows 0..row one by one, then its own states."""
+    past = Past()
+    states = draft.project(features)
+    for t in range(row + 1):
+        out = draft(states[None, t : t + 1], draft.embed(token_ids[None, t + 1 : t + 2]), torch.tensor([[t]]), past)
+    found = [out[0, 0]]
+    for k in range(1, steps):
+        embeds = draft.embed(token_ids[None, row + 1 + k : row + 2 + k])
+        out = draft(draft.feedback(out), embeds, torch.tensor([[row + k]]), past)
+        found.append(out[0, 0])
+    return found
+
+
+@pytest.mark.parametrize("switches", [{}, {"norm_output": True, "fc_norm": True}, {"norm_before_fc": True, "qk_norm": True},
+                                      {"norm_before_residual": True}])
+def test_every_step_is_what_a_server_computes_row_by_row(switches: dict[str, Any]) -> None:
+    draft = random_draft(**switches).double()
+    with torch.no_grad():
+        for parameter in draft.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    draft.embedding = torch.randn(VOCAB, WIDTH, dtype=torch.float64)
+    items = [sample(1, 13, 4), sample(2, 9, 3)]
+    tokens = torch.zeros(2, 13, dtype=torch.int64)
+    features = torch.zeros(2, 13, 3, WIDTH, dtype=torch.float64)
+    wanted = torch.zeros(2, 13, dtype=torch.bool)
+    for b, item in enumerate(items):
+        own = len(item.token_ids)
+        tokens[b, :own], features[b, :own] = item.token_ids, item.states[:, :3].double()
+        wanted[b, : own - STEPS] = True
+        wanted[b, 1] = False
+    rows, real = pack_rows(wanted)
+    with torch.no_grad():
+        outputs = list(ttt_outputs(draft, features, tokens, rows, STEPS))
+        for b, r in real.nonzero().tolist():
+            expected = served(draft, features[b], tokens[b], int(rows[b, r]), STEPS)
+            for k in range(STEPS):
+                torch.testing.assert_close(outputs[k][b, r], expected[k], rtol=1e-9, atol=1e-9)
+
+
+def test_loss_and_its_gradient_are_those_of_torch_over_served_rows() -> None:
+    """In float64, with the teacher's softmax over the draft vocabulary, term by term."""
+    parts = parts_of()
+    d2t, _, _ = draft_vocabulary(torch.arange(VOCAB).flip(0), 200)
+    ids = torch.arange(200) + d2t
+    draft = random_draft(draft_vocab=200).double().requires_grad_(True)
+    assert draft.embedding is not None
+    draft.embedding, draft.target_ids = draft.embedding.double(), ids
+    examples = load_examples([sample(3, 14, 5), sample(4, 10, 2), sample(5, 12, 9)], parts)
+    batch = Collate.of(parts, ids, STEPS)(examples, torch.float64)
+    loss = ttt_loss(draft, batch, decay=0.7)
+    loss.total.backward()
+    gradients = {n: p.grad for n, p in draft.named_parameters()}
+    draft.zero_grad(set_to_none=True)
+
+    terms: list[list[Tensor]] = [[] for _ in range(STEPS)]
+    right = [0] * STEPS
+    for example in examples:
+        logits = parts.logits(parts.final_norm(example.states[:, -1]))
+        for t in range(len(example) - 2):
+            outputs = None
+            for k in range(STEPS):
+                if t + 2 + k >= len(example) or not bool(example.answer[t + 1 : t + 3 + k].all()):
+                    break
+                if int(logits[t + 1 + k].argmax()) not in ids.tolist():
+                    continue
+                outputs = outputs or served(draft, example.states[:, :3].double(), F.pad(example.token_ids, (0, STEPS)), t, STEPS)
+                said = draft.logits(outputs[k])
+                teacher = logits[t + 1 + k, ids].softmax(-1).double()
+                terms[k].append(-(teacher * said.log_softmax(-1)).sum())
+                right[k] += int(said.argmax()) == int(logits[t + 1 + k, ids].argmax())
+    assert [len(x) for x in terms] == loss.rows and min(loss.rows) > 0
+    assert right == loss.correct
+    means = [torch.stack(x).mean() for x in terms]
+    total = sum(0.7**k * mean for k, mean in enumerate(means))
+    # The teacher is float32 on both sides, and rounds differently over a part of the vocabulary.
+    torch.testing.assert_close(loss.steps, [float(m.detach()) for m in means], rtol=1e-6, atol=0)
+    assert isinstance(total, Tensor)
+    torch.testing.assert_close(loss.total.detach(), total.detach(), rtol=1e-6, atol=0)
+    total.backward()
+    for name, parameter in draft.named_parameters():
+        torch.testing.assert_close(gradients[name], parameter.grad, rtol=1e-4, atol=1e-7, msg=name)
+
+
+@settings(deadline=None, max_examples=60)
+@given(answer=st.lists(st.booleans(), min_size=1, max_size=14), steps=st.integers(1, 4))
+def test_supervised_rows_by_their_definition(answer: list[bool], steps: int) -> None:
+    mask = torch.tensor(answer)
+    length = len(answer)
+    for alignment in ("served", "same", "next"):
+        rows = supervised_rows(mask, steps, alignment)  # type: ignore[arg-type]
+        for k in range(steps):
+            for t in range(length):
+                inside = t + 1 + k < length
+                if alignment == "served":
+                    expected = t + 2 + k < length and all(answer[t + 1 : t + 3 + k])
+                elif alignment == "same":
+                    expected = inside and answer[t + k]
+                else:
+                    expected = inside and answer[t + 1 + k]
+                assert bool(rows[k, t]) == expected, (alignment, k, t)
+
+
+@settings(deadline=None, max_examples=40)
+@given(lengths=st.lists(st.integers(1, 60), min_size=1, max_size=40), tokens=st.integers(20, 200), epoch=st.integers(0, 3))
+def test_batches_hold_every_example_once_within_their_size(lengths: list[int], tokens: int, epoch: int) -> None:
+    order = batch_order(lengths, tokens, 7, epoch)
+    assert sorted(i for batch in order for i in batch) == list(range(len(lengths)))
+    assert all(len(b) == 1 or max(lengths[i] for i in b) * len(b) <= tokens for b in order)
+    assert order == batch_order(lengths, tokens, 7, epoch)
+
+
+@settings(deadline=None, max_examples=40)
+@given(counts=st.lists(st.integers(0, 9), min_size=2, max_size=40), data=st.data())
+def test_the_draft_vocabulary_holds_the_most_frequent_tokens_ascending(counts: list[int], data: st.DataObject) -> None:
+    size = data.draw(st.integers(1, len(counts)))
+    d2t, t2d, coverage = draft_vocabulary(torch.tensor(counts), size)
+    ids = (torch.arange(size) + d2t).tolist()
+    assert ids == sorted(set(ids)) == t2d.nonzero().squeeze(-1).tolist()
+    assert sum(counts[i] for i in ids) == sum(sorted(counts, reverse=True)[:size])
+    assert coverage == pytest.approx(sum(counts[i] for i in ids) / sum(counts) if sum(counts) else 1.0)
+    with pytest.raises(DraftscopeError):
+        draft_vocabulary(torch.tensor(counts), len(counts) + 1)
+
+
+def test_choices_are_the_argmax_where_a_row_needs_them_and_are_kept(tmp_path: Path) -> None:
+    parts = parts_of()
+    item = sample(6, 12, 5)
+    best = choices(parts, item.states[:, -1], item.loss_mask)  # type: ignore[arg-type]
+    x = item.states[:, -1].double()
+    normed = x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * parts.norm_weight.double()
+    assert torch.equal(best[4:], (normed @ parts.head.double().T).argmax(-1)[4:])
+    assert best[:4].tolist() == [-1] * 4
+    cache = tmp_path / "teacher.safetensors"
+    first = load_examples([item], parts, cache=cache)
+    other = replace(parts, head=-parts.head)
+    assert torch.equal(load_examples([item], other, cache=cache)[0].best, first[0].best), "taken from the file"
+    changed = Sample(item.name, item.token_ids, item.states + 1, item.loss_mask, item.labels, item.index)
+    assert not torch.equal(load_examples([changed], other, cache=cache)[0].best, first[0].best), "other states, computed anew"
+
+
+def test_column_factors_fold_into_fc_exactly() -> None:
+    parts = parts_of()
+    examples = load_examples([sample(i, 20, 4) for i in range(6)], parts)
+    for example in examples:
+        example.states[:, 1] *= torch.linspace(0.5, 40, WIDTH)
+    scale = column_rms(examples)
+    torch.testing.assert_close(scale[1] / scale[0], torch.linspace(0.5, 40, WIDTH), rtol=0.5, atol=0)
+    config = shape(40)
+    draft = new_draft(config, parts, torch.arange(40), scale)
+    features = examples[0].states[:, :3]
+    plain = folded(draft, scale).project(features)
+    torch.testing.assert_close(plain, draft.project(features / scale).detach(), rtol=1e-4, atol=1e-4)
+    means = (features / scale * (scale / scale.square().mean(1, keepdim=True).sqrt())).mean(1)
+    cosine = F.cosine_similarity(plain, means, dim=-1)
+    assert float(cosine.min()) > 0.8, "starts near the mean of the slots"
+
+
+def shape(draft_vocab: int, vocab: int = VOCAB, **changes: Any) -> DraftConfig:
+    target = {"hidden_size": WIDTH, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": vocab,
+              "intermediate_size": 128, "rms_norm_eps": 1e-5, "num_hidden_layers": 8, "max_position_embeddings": 512}
+    return shape_of(target, draft_vocab, **changes)
+
+
+def test_the_shape_follows_the_target() -> None:
+    config = shape(40)
+    assert (config.boundaries, config.slots, config.draft_vocab_size, config.head_dim) == ((2, 4, 5), 3, 40, 16)
+
+
+def learnable(count: int, seed: int = 0, vocab: int = 24) -> tuple[TargetParts, list[Sample]]:
+    """Text that a permutation writes, with states that say where in it they are."""
+    parts = parts_of(1, vocab)
+    draw = torch.Generator().manual_seed(seed)
+    follow = torch.randperm(vocab, generator=torch.Generator().manual_seed(9))
+    samples = []
+    for i in range(count):
+        tokens = [int(torch.randint(0, vocab, (1,), generator=draw))]
+        while len(tokens) < 24:
+            tokens.append(int(follow[tokens[-1]]))
+        ids = torch.tensor(tokens)
+        last = parts.head[follow[ids]] * 2
+        slots = torch.stack([parts.embedding[ids], parts.embedding[ids] * 3, last * 0.5], 1)
+        slots = slots + 0.3 * torch.randn(slots.shape, generator=draw)
+        samples.append(Sample(f"text {i}", ids, torch.cat([slots, last[:, None]], 1), torch.arange(24) >= 6, ("",) * 4, i))
+    return parts, samples
+
+
+QUICK = Settings(epochs=6, batch_tokens=96, learning_rate=3e-3, warmup=4)
+
+
+def test_training_learns_what_can_be_learnt_and_exports_what_it_measured(tmp_path: Path) -> None:
+    parts, samples = learnable(36)
+    examples, held = load_examples(samples[:28], parts), load_examples(samples[28:], parts)
+    d2t, _, _ = draft_vocabulary(torch.bincount(torch.cat([e.token_ids for e in examples]), minlength=24), 20)
+    events: list[dict[str, Any]] = []
+    result = train(examples, parts, shape(20, 24), d2t, tmp_path, settings=QUICK, heldout=held, extra={"note": "a test"},
+                   on_event=lambda e: events.append(dict(e)))
+    steps = [e for e in events if "losses" in e]
+    assert result.finished and result.steps == len(steps) == steps[-1]["of"]
+    assert sum(result.losses[-5:]) < 0.6 * sum(result.losses[:5])
+    assert result.heldout is not None and result.heldout.length > 1.8
+    assert all(a >= b for a, b in zip(result.heldout.joint, result.heldout.joint[1:], strict=False))
+    assert [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()] == events
+
+    checkpoint = load_checkpoint(tmp_path / "draft", target_layers=8)
+    assert checkpoint.missing == () and checkpoint.raw["note"] == "a test" and checkpoint.config.boundaries == (2, 4, 5)
+    again = evaluate(build_draft(checkpoint, parts), held, Collate.of(parts, torch.arange(20) + d2t, STEPS), STEPS)
+    assert again.rows == result.heldout.rows
+    assert again.length == pytest.approx(result.heldout.length, abs=0.06), "bfloat16, factors folded in"
+
+
+def test_held_out_acceptance_is_that_of_a_server() -> None:
+    parts, samples = learnable(4, seed=3)
+    samples[1].token_ids[12:] = samples[1].token_ids[12:].flip(0)
+    held = load_examples(samples, parts)
+    draft = new_draft(shape(18, 24), parts, torch.arange(18), None)
+    found = evaluate(draft, held, Collate.of(parts, torch.arange(18), STEPS), STEPS)
+    counts, rows = [0] * STEPS, 0
+    for e in held:
+        for t in range(len(e) - 1 - STEPS):
+            window = e.token_ids[t + 2 : t + 1 + STEPS]
+            if not bool(e.answer[t + 1 : t + 2 + STEPS].all()) or not torch.equal(window, e.best[t + 1 : t + STEPS]):
+                continue
+            rows += 1
+            with torch.no_grad():
+                outputs = served(draft, e.states[:, :3], e.token_ids, t, STEPS)
+            for k in range(STEPS):
+                if int(draft.logits(outputs[k]).argmax()) != int(e.best[t + 1 + k]):
+                    break
+                counts[k] += 1
+    assert rows == found.rows and 0 < counts[0] < rows
+    assert found.joint == pytest.approx([c / rows for c in counts])
+    assert found.length == pytest.approx(1 + sum(counts) / rows)
+
+
+class Stopped(Exception):
+    """Stands for a kill: the run gets no chance to save."""
+
+
+@pytest.mark.parametrize("how", ["killed", "interrupted"])
+def test_a_stopped_run_goes_on_to_the_same_weights(tmp_path: Path, how: str) -> None:
+    parts, samples = learnable(20)
+    examples = load_examples(samples, parts)
+    d2t, _, _ = draft_vocabulary(torch.ones(24), 24)
+    quick = replace(QUICK, epochs=2, noise=0.05)
+
+    def run(folder: Path, stop: int | None = None) -> Any:
+        def watch(event: Any) -> None:
+            if event["step"] == stop:
+                raise Stopped if how == "killed" else KeyboardInterrupt
+
+        # Saved after every step, as the time between two saves is never reached.
+        return train(examples, parts, shape(24, 24), d2t, folder, settings=quick, save_minutes=-1, on_event=watch)
+
+    whole = run(tmp_path / "whole")
+    if how == "killed":
+        with pytest.raises(Stopped):
+            run(tmp_path / "parts", stop=4)
+    else:
+        assert not run(tmp_path / "parts", stop=4).finished
+    rest = run(tmp_path / "parts")
+    assert rest.finished and rest.steps == whole.steps
+    for (name, a), (_, b) in zip(whole.draft.named_parameters(), rest.draft.named_parameters(), strict=True):
+        assert torch.equal(a, b), name
+    logged = [[json.loads(line) for line in (tmp_path / f / "log.jsonl").read_text().splitlines()] for f in ("whole", "parts")]
+    assert [e["loss"] for e in logged[0]] == [e["loss"] for e in logged[1]]
+    assert run(tmp_path / "parts").steps == whole.steps, "a finished run has nothing left to do"
+
+
+def test_a_folder_with_another_run_is_not_overwritten(tmp_path: Path) -> None:
+    parts, samples = learnable(6)
+    examples = load_examples(samples, parts)
+    quick = replace(QUICK, epochs=1)
+    train(examples, parts, shape(24, 24), None, tmp_path, settings=quick)
+    before = (tmp_path / "training.safetensors").read_bytes()
+    with pytest.raises(DraftscopeError, match="settings"):
+        train(examples, parts, shape(24, 24), None, tmp_path, settings=replace(quick, seed=1))
+    with pytest.raises(DraftscopeError, match="data"):
+        train(examples[1:], parts, shape(24, 24), None, tmp_path, settings=quick)
+    assert (tmp_path / "training.safetensors").read_bytes() == before
+    (tmp_path / "training.safetensors").write_bytes(before[:100])
+    with pytest.raises(DraftscopeError, match="not the state of a run"):
+        train(examples, parts, shape(24, 24), None, tmp_path, settings=quick)
+
+
+def test_states_that_are_not_finite_stop_the_run_and_are_named(tmp_path: Path) -> None:
+    parts, samples = learnable(6)
+    examples = load_examples(samples, parts)
+    examples[3].states[7, 1, 5] = float("nan")
+    with pytest.raises(DraftscopeError, match="text 3: the states of token 7 are not finite"):
+        train(examples, parts, shape(24, 24), None, tmp_path, settings=QUICK)
+
+
+def test_data_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    parts, samples = learnable(3)
+    with pytest.raises(DraftscopeError, match="nothing to train on"):
+        train([], parts, shape(24, 24), None, tmp_path)
+    with pytest.raises(DraftscopeError, match="slots"):
+        train(load_examples(samples, parts), parts, shape(24, 24, slots=2), None, tmp_path)
+    with pytest.raises(DraftscopeError, match="64 wide, the target 32"):
+        load_examples(samples, parts_of(1, 24, 32))
+    with pytest.raises(DraftscopeError, match="vocabulary of 10"):
+        load_examples(samples, parts_of(1, 10))
+    silent = Sample("silent", samples[0].token_ids, samples[0].states, torch.zeros(24, dtype=torch.bool), ("",) * 4)
+    assert load_examples([silent], parts) == []
+
+
+def test_an_example_without_a_mask_is_all_answer() -> None:
+    parts, samples = learnable(1)
+    samples[0].loss_mask = None
+    example: Example = load_examples(samples, parts)[0]
+    assert bool(example.answer.all())
