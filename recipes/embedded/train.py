@@ -1,10 +1,11 @@
 """The embedded draft from the states of the target's own answers.
 
-    draftscope extract recipes/embedded/answers --out WORK/states
-    python recipes/embedded/train.py [--work DIR] [--epochs 8]
+    draftscope extract recipes/embedded/answers --out WORK
+    python recipes/embedded/train.py [--work DIR] [--epochs 3]
 
-WORK (default ~/.cache/draftscope/embedded-train) gets `run/` with the log and the state to go on from, `run/draft` and
-`run/best`, and the draft of every epoch as `run/epoch-NN`; all are native checkpoints. Every 24th sample is held out.
+WORK (default ~/.cache/draftscope/embedded-train) holds the states and gets `run/` with the log and the state to go on
+from, `run/draft`, `run/best`, and the draft of every epoch as `run/epoch-NN`; all are native checkpoints. Every 48th sample
+is held out.
 """
 
 from __future__ import annotations
@@ -30,10 +31,11 @@ from draftscope.target.parts import read_config, read_parts
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--work", type=Path, default=Path.home() / ".cache" / "draftscope" / "embedded-train")
-    parser.add_argument("--states", type=Path, default=None, help="default WORK/states")
+    parser.add_argument("--states", type=Path, default=None, help="default WORK")
     parser.add_argument("--target", type=Path, default=None, help="default: the embedded target")
     parser.add_argument("--run", default="run")
-    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--batch-tokens", type=int, default=1024)
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--head-rate", type=float, default=0.2)
     parser.add_argument("--noise", type=float, default=0.0)
@@ -52,9 +54,9 @@ def main() -> None:
             print(f"target's choices: {read + tokens} tokens, {(read + tokens) / (time.time() - began):.0f}/s", flush=True)
         read += tokens
 
-    source = open_source(options.states or options.work / "states")
+    source = open_source(options.states or options.work)
     examples, held = split_heldout(
-        load_examples(source, parts, max_length=512, cache=options.work / "teacher.safetensors", on_tokens=reading), 24)
+        load_examples(source, parts, max_length=512, cache=run / "teacher.safetensors", on_tokens=reading), 48)
     own = torch.cat([(e.best[:-1] == e.token_ids[1:])[e.answer[1:]] for e in examples]).float().mean()
     d2t, _, coverage = draft_vocabulary(token_counts(examples, int(raw["vocab_size"])), 8192)
     config = shape_of(raw, 8192)
@@ -68,9 +70,10 @@ def main() -> None:
             copy = run / f"epoch-{event['epoch']:02d}"
             shutil.copytree(run / "draft", copy, dirs_exist_ok=True)
 
-    settings = Settings(epochs=options.epochs, learning_rate=options.learning_rate, head_rate=options.head_rate,
+    settings = Settings(epochs=options.epochs, batch_tokens=options.batch_tokens,
+                        learning_rate=options.learning_rate, head_rate=options.head_rate,
                         noise=options.noise)
-    result = train(examples, parts, config, d2t, run, settings=settings, heldout=held, evaluate_every=60, save_minutes=3,
+    result = train(examples, parts, config, d2t, run, settings=settings, heldout=held, evaluate_every=130, save_minutes=3,
                    on_event=show)
     print("finished" if result.finished else "interrupted; the same command goes on", result.heldout)
 

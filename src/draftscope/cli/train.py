@@ -29,7 +29,7 @@ def command(
     batch_tokens: Annotated[int, typer.Option("--batch-tokens", min=1, metavar="N", help="Tokens per batch.")] = 2048,
     learning_rate: Annotated[float, typer.Option("--learning-rate", metavar="X", help="Its peak.")] = 1e-3,
     head_rate: Annotated[float, typer.Option("--head-rate", metavar="X", help="Of that, what the head gets.")] = 0.2,
-    noise: Annotated[float, typer.Option("--noise", min=0, metavar="X", help="Noise on features, in their own deviations.")] = 0.0,
+    noise: Annotated[float, typer.Option("--noise", min=0, metavar="X", help="Noise on features, in their deviations.")] = 0.0,
     alignment: Annotated[AlignmentName, typer.Option(
         "--alignment", help="Rows supervised: those served, or l_t (same) or l_t+1 (next) as other trainers do.")] = "served",
     max_length: Annotated[int, typer.Option("--max-length", min=4, metavar="N", help="Longer samples are cut there.")] = 2048,
@@ -64,6 +64,8 @@ def command(
                                  on_tokens=advance)
         else:
             examples, held = split_heldout(examples, 20)
+    if source.skipped:
+        ui.note(f"{len(source.skipped)} files passed over, the first: {source.skipped[0].path}: {source.skipped[0].why}")
     size = min(draft_vocab, int(raw["vocab_size"]))
     changes: dict[str, Any] = {} if boundaries is None else {"boundaries": parse_boundaries(boundaries)}
     if examples:
