@@ -19,14 +19,9 @@ def tiny_target() -> Target:
 
 
 @cache
-def tiny_prompts() -> dict[str, list[str]]:
+def tiny_prompts() -> dict[str, list[list[int]]]:
+    """Rendered prompts as token ids: those whose answers the draft was trained on (`train`), and others (`heldout`)."""
     return json.loads((TINY / "prompts.json").read_text())
-
-
-def rendered(text: str) -> list[int]:
-    tokenizer = tiny_target().tokenizer
-    message = [{"role": "user", "content": text}]
-    return list(tokenizer.encode(tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)))
 
 
 @cache
@@ -36,12 +31,12 @@ def tiny_conversations(count: int = 24, max_new: int = 64) -> tuple[Conversation
     from draftscope.target.wiring import Wiring
 
     target = tiny_target()
-    prompts = [rendered(text) for text in tiny_prompts()["train"][:count]]
+    prompts = tiny_prompts()["train"][:count]
     answers = generate(target, None, prompts, wiring=Wiring.of((2, 4, 5)), max_new=max_new, stop_ids=target.stop_ids, rows=12)
     return tuple(Conversation(p + a.token_ids, len(p)) for p, a in zip(prompts, answers, strict=True))
 
 
 def tiny_rig(count: int = 16, max_new: int = 48) -> Rig:
     target = tiny_target()
-    prompts = [rendered(text) for text in tiny_prompts()["heldout"][:count]]
+    prompts = tiny_prompts()["heldout"][:count]
     return Rig(target, DRAFT, prompts, tiny_conversations(), max_new=max_new, rows=8, stop_ids=target.stop_ids)

@@ -23,6 +23,9 @@ from draftscope.states.types import Sequence
 if TYPE_CHECKING:
     from draftscope.diagnose.run import Examination
 
+AGREE, SAME = 0.95, 0.03
+"""Share of drafts, and relative error of states, from which a stage counts as reproduced."""
+
 
 def climb(examination: Examination) -> None:
     """Every rung that the inputs allow; a rung without data stays None."""
@@ -81,8 +84,23 @@ def _gate(examination: Examination, ladder: Ladder) -> None:
         if other is None:
             continue
         m.gate_with[name] = GateFacts(other.share, other.steps, len(other.near_ties), other.left_out)
-        if other.passed and other.share > best:
+        if other.passed and other.share > best and _explains(examination, name):
             best, examination.as_read = other.share, reading
+
+
+def _explains(examination: Examination, name: str) -> bool:
+    """Whether what the engine recorded of its drafts speaks for a reading whose counts agree.
+
+    An engine that accepts nothing agrees with every reading under which nothing is accepted: the drafts themselves must agree,
+    or, where they were not recorded, something must have been accepted.
+    """
+    found, serve = examination.m.stages, examination.case.serve
+    key, _, value = name.partition("=")
+    if found is not None and key == "d2t" and found.head_agreement:
+        return found.head_agreement.get(value, 0.0) > AGREE
+    if found is not None and key == "feedback" and found.feedback_error:
+        return found.feedback_error.get(value, 1.0) < SAME
+    return serve is not None and any(bool(s.steps.accepted.any()) for s in serve.sequences if s.steps is not None)
 
 
 def _stages(examination: Examination, ladder: Ladder) -> StageFacts | None:
