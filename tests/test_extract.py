@@ -328,6 +328,15 @@ def test_folders_that_are_not_its_own(target: Target, tmp_path: Path, monkeypatc
     assert not list((tmp_path / "full").glob("hs_*"))
 
 
+def test_a_batch_too_large_for_the_memory(target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        torch.empty(2**60)
+
+    monkeypatch.setattr(target, "forward", refuse)
+    with pytest.raises(DraftscopeError, match=r"of up to 10 tokens does not fit into memory.*--batch-tokens"):
+        extract(target, random_conversations([10]), tmp_path)
+
+
 def test_command_line(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     chat = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]
     lines = tmp_path / "chats.jsonl"

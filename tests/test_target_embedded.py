@@ -193,7 +193,7 @@ def test_two_at_once_convert_once(package: tuple[Package, Path], cache: Path, mo
     assert not (cache / f".{NAME}.left-by-a-kill").exists()
 
 
-@pytest.mark.parametrize("fails", [KeyboardInterrupt, MemoryError, OSError])
+@pytest.mark.parametrize("fails", [KeyboardInterrupt, OSError])
 def test_nothing_half_done(
     package: tuple[Package, Path], cache: Path, monkeypatch: pytest.MonkeyPatch, fails: type[BaseException],
 ) -> None:
@@ -204,6 +204,19 @@ def test_nothing_half_done(
     with pytest.raises(KeyboardInterrupt if fails is KeyboardInterrupt else DraftscopeError):
         ensure_target(report=lambda text: None, package=made)
     assert [p.name for p in cache.iterdir() if p.name != f".{NAME}.lock"] == ["tiny.Q4_1.gguf"]
+
+
+def test_conversion_short_of_memory_or_of_another_kind(
+    package: tuple[Package, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source = package[1] / "tiny.Q4_1.gguf"
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *args, **options: torch.empty(2**60))
+    with pytest.raises(DraftscopeError, match=r"tiny\.Q4_1\.gguf: there is not enough memory"):
+        embedded.convert_gguf(source, tmp_path / "x")
+    (tmp_path / "other.gguf").write_bytes(b"GGUF")
+    with pytest.raises(DraftscopeError, match=r"other\.gguf: transformers cannot convert it"):
+        embedded.convert_gguf(tmp_path / "other.gguf", tmp_path / "x")
+    assert not (tmp_path / "x").exists()
 
 
 def test_refusals_say_what_to_place_where(

@@ -1,7 +1,7 @@
 """draftscope finds out why a draft model's tokens get rejected.
 
-    source = draftscope.open("capture/")               samples or traces, lazily
-    found = draftscope.diagnose(train=..., serve=...)   the diagnosis, as `draftscope diagnose` makes it
+    source = draftscope.open("capture/")                  samples or traces, lazily
+    found = draftscope.replay(["draft/"], "capture/")      acceptance offline, as `draftscope replay` finds it
     print(found.json_text())
 
 Names are imported when they are used, so that importing the package costs nothing.
@@ -14,6 +14,9 @@ from typing import Any
 
 _PUBLIC = {
     "open": "draftscope.states.opening:open_source",
+    "scan": "draftscope.scan",
+    "compare": "draftscope.compare",
+    "replay": "draftscope.counterfactual:counterfactuals",
     "DraftscopeError": "draftscope.errors:DraftscopeError",
     "UsageError": "draftscope.errors:UsageError",
     "Diagnosis": "draftscope.findings:Diagnosis",
@@ -26,7 +29,8 @@ def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module 'draftscope' has no attribute {name!r}")
     module, _, attribute = _PUBLIC[name].partition(":")
-    value = getattr(importlib.import_module(module), attribute)
+    imported = importlib.import_module(module)
+    value = getattr(imported, attribute) if attribute else imported  # a room that is also a function
     globals()[name] = value
     return value
 

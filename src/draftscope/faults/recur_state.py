@@ -26,7 +26,7 @@ class RecurState(Fault):
         errors = {} if stages is None else stages.feedback_error
         seen = wrong in errors and m.feedback in errors and errors[wrong] < SAME and errors[m.feedback] > OTHER
         gate = m.gate_with.get(f"feedback={wrong}")
-        explains = gate is not None and gate.passed and m.gate is not None and not m.gate.passed
+        explains = not errors and gate is not None and gate.passed and m.gate is not None and not m.gate.passed
         if not (seen or explains):
             return []
         states = ", ".join(f"{name}-norm fed back: error {error:.2g}" for name, error in errors.items())

@@ -21,7 +21,7 @@ from draftscope.pipeline.conversations import Conversation, Unusable
 from draftscope.states.plain import write_sample
 from draftscope.states.tensorfile import TensorFile
 from draftscope.states.types import Sample
-from draftscope.target.model import Target
+from draftscope.target.model import Target, out_of_memory
 from draftscope.target.sweep import batches
 from draftscope.target.wiring import Wiring
 
@@ -156,7 +156,13 @@ def _states(target: Target, group: list[Conversation], wiring: Wiring) -> Iterat
     """Slots, then the last state before the final norm: [T, L, Ht] of each conversation."""
     ids = torch.nn.utils.rnn.pad_sequence([item.token_ids.long() for item in group], batch_first=True)
     counts = torch.tensor([len(item.token_ids) for item in group])
-    found = target.forward(ids, wiring.slots)
+    try:
+        found = target.forward(ids, wiring.slots)
+    except (RuntimeError, MemoryError) as error:
+        if not out_of_memory(error):
+            raise
+        raise DraftscopeError(f"a batch of {len(ids)} conversations of up to {ids.shape[1]} tokens does not fit into memory",
+                              where=f"line {group[-1].index}", remedy="Take a smaller --batch-tokens or --max-length") from None
     slots = wiring.apply(found.taps.cpu(), counts)
     states = torch.cat([slots, found.last.cpu()[:, :, None]], 2)
     return (states[row, : int(count)] for row, count in enumerate(counts))

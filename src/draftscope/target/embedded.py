@@ -25,7 +25,7 @@ from filelock import FileLock
 
 from draftscope.errors import DraftscopeError
 from draftscope.states.tensorfile import TensorFile
-from draftscope.target.model import quiet_transformers
+from draftscope.target.model import out_of_memory, quiet_transformers
 
 NAME = "SmolLM2-135M-Instruct"
 MANIFEST = "draftscope.json"
@@ -139,11 +139,7 @@ def _make(folder: Path, package: Package, report: Report) -> None:
         gguf = find_gguf(cache, Path(made), package, report)
         report(f"converting {NAME} to float32 (once, about half a minute)")
         fresh = Path(made) / NAME
-        try:
-            convert_gguf(gguf, fresh)
-        except MemoryError:
-            raise DraftscopeError("there is not enough memory to convert the embedded target", where=str(gguf),
-                                  remedy="It takes about 1.5 GB") from None
+        convert_gguf(gguf, fresh)
         _check(fresh, package)
         _write_manifest(fresh, package, source=package.gguf_sha256)
         if folder.exists():
@@ -205,7 +201,7 @@ def convert_gguf(gguf: Path, folder: Path) -> None:
     """Dequantize a GGUF to a float32 safetensors folder with its tokenizer and chat template, without a word.
 
     Raises:
-        DraftscopeError: transformers cannot read it.
+        DraftscopeError: transformers cannot read it, or memory is short. OSError where the disk refuses.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -225,9 +221,12 @@ def convert_gguf(gguf: Path, folder: Path) -> None:
         mode = (folder / "config.json").stat().st_mode & 0o777
         for file in folder.glob("*.safetensors"):
             file.chmod(mode)  # safetensors writes 0600, whatever the umask says
-    except (MemoryError, OSError, KeyboardInterrupt):
+    except OSError:
         raise
     except Exception as error:
+        if out_of_memory(error):
+            raise DraftscopeError("there is not enough memory to convert it", where=str(gguf),
+                                  remedy="It takes about 1.5 GB") from None
         raise DraftscopeError(f"transformers cannot convert it ({error})", where=str(gguf)) from error
 
 

@@ -180,12 +180,10 @@ def load_target(folder: Path, dtype: torch.dtype = torch.float32, device: str = 
             model, info = AutoModelForCausalLM.from_pretrained(
                 folder, dtype=dtype, local_files_only=True, use_safetensors=True, output_loading_info=True,
             )
-    except DraftscopeError:
-        raise
-    except MemoryError:
-        raise DraftscopeError("does not fit into memory", where=str(folder),
-                              remedy="Take a machine with more memory, or bfloat16") from None
     except Exception as error:
+        if out_of_memory(error):
+            raise DraftscopeError("does not fit into memory", where=str(folder),
+                                  remedy="Take a machine with more memory, or bfloat16") from None
         raise DraftscopeError(
             f"transformers cannot load this target ({_first_line(error)})", where=str(folder),
             remedy=f"model_type is {config['model_type']!r}: its architecture must be one that transformers runs natively",
@@ -197,6 +195,12 @@ def load_target(folder: Path, dtype: torch.dtype = torch.float32, device: str = 
     target = Target(model.to(device).eval(), folder)
     _verify(target)
     return target
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed; torch says so with a RuntimeError on the CPU."""
+    text = str(error)
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in text or "out of memory" in text
 
 
 def _check_device(name: str) -> None:
