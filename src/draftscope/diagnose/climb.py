@@ -10,12 +10,13 @@ import numpy as np
 import torch
 
 from draftscope.diagnose.case import Selected
-from draftscope.diagnose.ladder import Ladder, combine
+from draftscope.diagnose.ladder import Ladder, Repair, combine
 from draftscope.eagle3.acceptance import Counts, summarise
 from draftscope.eagle3.reading import D2T, Reading
 from draftscope.eagle3.replayed import Replay
 from draftscope.eagle3.stages import stages
 from draftscope.engines.counters import Counters, read_counters
+from draftscope.errors import UsageError
 from draftscope.faults.measurements import GateFacts, RungFacts, StageFacts
 from draftscope.findings import Rung
 from draftscope.states.types import Sequence
@@ -34,23 +35,31 @@ def climb(examination: Examination) -> None:
         examination.report("replaying the draft")
         absolute = m.vocabulary is not None and m.vocabulary.stored == "absolute"
         meant = combine([], Reading(d2t="absolute") if absolute else Reading())
-        if case.train is not None:
-            trained = ladder.trained(meant)
-            _rung(examination, "trained", trained, held_out=case.heldout is not None)
-            m.unigram_nll = unigram_nll(case.train)
-            examination.matched["trained_text"] = trained.text()
-        if case.serve is not None:
-            if ladder.can_remake:
-                _rung(examination, "reference", ladder.remade(meant))
-            _rung(examination, "served", ladder.served(meant))
-            _gate(examination, ladder)
-            as_read = ladder.served(combine([], examination.as_read))
-            _rung(examination, "as_read", as_read)
-            examination.matched["served_text"] = as_read.text()
+        try:
+            _replays(examination, ladder, meant)
+        except UsageError as error:
+            examination.next.append(f"replay: {error}")
     if case.serve is not None and (counted := counted_steps(case.serve.sequences, case.k)) is not None:
         examination.rungs["measured"] = counted
     if case.inputs.metrics is not None:
         _counters(examination, read_counters(case.inputs.metrics))
+
+
+def _replays(examination: Examination, ladder: Ladder, meant: Repair) -> None:
+    case, m = examination.case, examination.m
+    if case.train is not None:
+        trained = ladder.trained(meant)
+        _rung(examination, "trained", trained, held_out=case.heldout is not None)
+        m.unigram_nll = unigram_nll(case.train)
+        examination.matched["trained_text"] = trained.text()
+    if case.serve is not None:
+        if ladder.can_remake:
+            _rung(examination, "reference", ladder.remade(meant))
+        _rung(examination, "served", ladder.served(meant))
+        _gate(examination, ladder)
+        as_read = ladder.served(combine([], examination.as_read))
+        _rung(examination, "as_read", as_read)
+        examination.matched["served_text"] = as_read.text()
 
 
 def _rung(examination: Examination, name: str, replayed: Replay, held_out: bool | None = None) -> None:

@@ -138,7 +138,11 @@ class Ladder:
             own = self._own(sequence)
             for slot in repair.reference:
                 features[:, slot] = own[:, slot]
-        return replace(sequence, features=features)
+        last = sequence.last
+        if last is None and self.serve is not None:
+            # What the target would say needs its last state, and the sweep over the same tokens has it.
+            last = self.serve.last[sequence.name]
+        return replace(sequence, features=features, last=last)
 
     def _own(self, sequence: Sequence) -> Tensor:
         assert self.serve is not None and self.reference is not None

@@ -63,7 +63,9 @@ class Examination:
         place(self)
         climb(self)
         suspicions = [suspicion for fault in FAULTS for suspicion in fault.recognise(self.m)]
-        found = costs(self.ladder, suspicions, self.as_read, self.rungs.get("measured")) if self.ladder is not None else None
+        found = None
+        if self.ladder is not None and "as_read" in self.rungs:
+            found = costs(self.ladder, suspicions, self.as_read, self.rungs.get("measured"))
         judged = [Judged(s, found.effects[i] if found else None) for i, s in enumerate(suspicions)]
         return conclude(self, judged, found)
 

@@ -1,0 +1,201 @@
+"""Any subset of inputs gives what it can, says what to measure next, and never claims more than it saw."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny import DRAFT, TARGET, tiny_rig
+
+from draftscope.cli.main import run
+from draftscope.diagnose.case import Inputs
+from draftscope.diagnose.run import diagnose
+from draftscope.errors import DraftscopeError, UsageError
+from draftscope.faults import fault
+from draftscope.faults.plant import Plant
+from draftscope.faults.rig import Run
+
+BOUNDARIES = (2, 4, 5)
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return tiny_rig().run(Plant.healthy(BOUNDARIES), tmp_path_factory.mktemp("healthy"))
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The case: an embedding in front, labels wrong."""
+    plant = dataclasses.replace(Plant.healthy(BOUNDARIES), labels=("embed", "layer 2", "layer 4", "layer 5"))
+    return tiny_rig().run(fault("layer-set").make(plant, "embedding in front"), tmp_path_factory.mktemp("case"))
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Only the target's embedding and final norm (its head is tied)."""
+    folder = tmp_path_factory.mktemp("parts")
+    tensors = load_file(TARGET / "model.safetensors")
+    save_file({n: t for n, t in tensors.items() if ".layers." not in n}, folder / "model.safetensors")
+    shutil.copy(TARGET / "config.json", folder)
+    return folder
+
+
+def test_case_is_told_whole(case: Run) -> None:
+    found = diagnose(Inputs(train=case.train, serve=case.serve, draft=case.draft, target=TARGET, metrics=case.metrics))
+    first = found.findings[0]
+    assert (first.fault, first.strength, found.verdict) == ("layer-set", "proven", "wiring")
+    assert "the embedding was put in front" in first.says
+    assert [p.boundary for p in found.placement.serve] == [0, 2, 4]
+    assert [p.boundary for p in found.placement.train] == [2, 4, 5, 8]
+    assert any("labels are wrong" in c and "embed" in c for c in first.caveats)
+    assert first.fix.config["vllm@0.32"]["eagle_aux_hidden_state_layer_ids"] == [2, 4, 5]
+    assert first.fix.config["sglang@0.5.23"]["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [1, 3, 4]
+    effect = first.acceptance
+    assert effect is not None
+    assert effect.length_now is not None
+    assert effect.length_if_fixed is not None
+    assert effect.length_if_fixed > effect.length_now + 0.5
+    assert effect.gain_interval is not None
+    assert effect.gain_interval[0] > 0
+    ladder = found.acceptance
+    assert ladder.reference is not None
+    assert ladder.served is not None
+    assert ladder.as_read is not None
+    assert ladder.as_read.length == ladder.served.length
+    assert ladder.reference.length == pytest.approx(effect.all_fixed, rel=0.15)
+
+
+def test_case_with_parts_only(case: Run, parts: Path) -> None:
+    """The embedding in a slot is proven without running the target; texts that begin alike place the others."""
+    found = diagnose(Inputs(train=case.train, serve=case.serve, draft=case.draft, target=parts))
+    assert found.findings[0].fault == "layer-set"
+    assert found.findings[0].strength == "proven"
+    assert found.placement.serve[0].boundary == 0
+    assert any("--target" in text for text in found.next)
+
+
+def test_healthy_without_target_is_undecided(healthy: Run) -> None:
+    found = diagnose(Inputs(train=healthy.train, serve=healthy.serve, draft=healthy.draft))
+    assert found.findings == []
+    assert found.verdict == "undecided"
+    assert any("--target" in text for text in found.next)
+    assert found.acceptance.measured is not None
+
+
+@pytest.mark.parametrize("given", ["train", "serve", "draft"])
+def test_one_input_alone(healthy: Run, given: str) -> None:
+    found = diagnose(Inputs(target=TARGET, **{given: getattr(healthy, given)}))  # type: ignore[arg-type]
+    assert found.findings == []
+    assert found.verdict == "undecided"
+    assert found.next
+
+
+def test_without_steps_runtime_stays_open(healthy: Run, tmp_path: Path) -> None:
+    for file in healthy.serve.glob("*.safetensors"):
+        tensors = load_file(file)
+        kept = {n: t for n, t in tensors.items() if n in ("fc_input", "token_ids", "phase", "accepted", "last_hidden")}
+        save_file(kept, tmp_path / file.name)
+    found = diagnose(Inputs(train=healthy.train, serve=tmp_path, draft=healthy.draft, target=TARGET))
+    assert found.findings == []
+    assert found.verdict == "undecided"
+    assert any("verify steps" in text for text in found.next)
+    assert found.acceptance.as_read is not None
+
+
+def test_rows_beside_each_other_without_marks(case: Run, tmp_path: Path) -> None:
+    """The ten-line capture: `fc_input` and `token_ids` of accepted rows, nothing else."""
+    for file in case.serve.glob("*.safetensors"):
+        tensors = load_file(file)
+        rows = tensors["accepted"].nonzero().squeeze(-1)
+        save_file({"fc_input": tensors["fc_input"][rows].contiguous(), "token_ids": tensors["token_ids"][rows].contiguous()},
+                  tmp_path / file.name)
+    found = diagnose(Inputs(serve=tmp_path, draft=case.draft, target=TARGET))
+    assert found.findings[0].fault == "layer-set"
+    assert found.findings[0].strength == "proven"
+
+
+def test_two_faults_are_both_named(tmp_path: Path) -> None:
+    plant = fault("scale-mult").make(fault("layer-offset").make(Plant.healthy(BOUNDARIES), "last slot +1"), "one slot x1.2")
+    run = tiny_rig().run(plant, tmp_path)
+    found = diagnose(Inputs(train=run.train, serve=run.serve, draft=run.draft, target=TARGET))
+    assert {f.fault for f in found.findings if f.strength == "proven"} == {"layer-offset", "scale-mult"}
+    for finding in found.findings:
+        assert finding.acceptance is not None
+        assert finding.acceptance.all_fixed is not None
+        assert finding.acceptance.left_in is not None
+
+
+def test_same_inputs_same_answer(case: Run) -> None:
+    inputs = Inputs(train=case.train, serve=case.serve, draft=case.draft, target=TARGET)
+    assert diagnose(inputs).json_text() == diagnose(inputs).json_text()
+
+
+def test_draft_of_another_target(healthy: Run, tmp_path: Path) -> None:
+    from support import save_target
+
+    save_target(tmp_path / "other", width=32)
+    with pytest.raises(DraftscopeError, match="width"):
+        diagnose(Inputs(serve=healthy.serve, draft=healthy.draft, target=tmp_path / "other"))
+
+
+def test_nothing_given() -> None:
+    with pytest.raises(UsageError):
+        diagnose(Inputs())
+
+
+def test_training_data_given_as_capture(healthy: Run) -> None:
+    with pytest.raises(DraftscopeError, match="training data"):
+        diagnose(Inputs(serve=healthy.train, draft=healthy.draft))
+
+
+def test_token_beyond_the_vocabulary(healthy: Run, tmp_path: Path) -> None:
+    file = sorted(healthy.serve.glob("*.safetensors"))[0]
+    tensors = load_file(file)
+    tensors["token_ids"][3] = 99_999
+    save_file(tensors, tmp_path / file.name)
+    with pytest.raises(DraftscopeError, match=f"{file.name}, row 3"):
+        diagnose(Inputs(serve=tmp_path, draft=healthy.draft, target=TARGET))
+
+
+def test_command_exit_codes(case: Run, healthy: Run, tmp_path: Path) -> None:
+    common = ["diagnose", "--train", str(case.train), "--draft", str(case.draft), "--target", str(TARGET), "--quiet"]
+    out = tmp_path / "d.json"
+    assert run([*common, "--serve", str(case.serve), "--json", str(out)]) == 1
+    assert json.loads(out.read_text())["findings"][0]["fault"] == "layer-set"
+    assert run([*common, "--serve", str(healthy.serve)]) == 0
+    assert run(["diagnose", "--draft", str(DRAFT), "--quiet"]) == 5
+
+
+def test_unreadable_input_still_writes_json(tmp_path: Path) -> None:
+    broken = tmp_path / "capture"
+    broken.mkdir()
+    (broken / "r.safetensors").write_bytes(b"\xff" * 40)
+    out = tmp_path / "d.json"
+    assert run(["diagnose", "--serve", str(broken), "--json", str(out)]) == 3
+    written = json.loads(out.read_text())
+    assert written["verdict"] == "undecided"
+    assert "r.safetensors" in written["next"][0]
+
+
+def test_capture_of_another_engine_claims_its_consumer(healthy: Run, tmp_path: Path) -> None:
+    """The capture says that vLLM made it: the checkpoint is then read as vLLM reads it, and the claim is shown."""
+    for file in healthy.serve.glob("*.safetensors"):
+        shutil.copy(file, tmp_path)
+    (tmp_path / "capture.json").write_text(json.dumps({"engine": "vllm", "engine_version": "0.32.0", "num_spec_tokens": 3}))
+    found = diagnose(Inputs(serve=tmp_path, draft=healthy.draft, target=TARGET))
+    assert found.provenance["consumer"] == "vllm@0.32"
+
+
+def test_half_of_the_values_are_nan(healthy: Run, tmp_path: Path) -> None:
+    for file in healthy.serve.glob("*.safetensors"):
+        tensors = load_file(file)
+        tensors["fc_input"][:, 0] = torch.nan
+        save_file(tensors, tmp_path / file.name)
+    found = diagnose(Inputs(train=healthy.train, serve=tmp_path, draft=healthy.draft, target=TARGET))
+    assert found.findings[0].fault == "nonfinite"
+    assert found.findings[0].where[0] == "slot 0"
