@@ -60,7 +60,7 @@ def token_counts(examples: Sequence[Example], vocab: int) -> Tensor:
 
 
 def new_draft(config: DraftConfig, parts: TargetParts, ids: Tensor, column_scale: Tensor | None, seed: int = 0) -> Draft:
-    """A draft to start from: final norm and head are the target's, `fc` near the mean of the slots, the rest small and random.
+    """A draft to start from: head and (halved) final norm are the target's, `fc` near the mean of the slots, the rest random.
 
     Args:
         ids: [D] target ids of the draft vocabulary.
@@ -73,7 +73,8 @@ def new_draft(config: DraftConfig, parts: TargetParts, ids: Tensor, column_scale
             parameter.copy_(initial_value(name, parameter, seed))
         if same_width:
             draft.lm_head.weight.copy_(parts.head[ids])
-            draft.norm.weight.copy_(parts.norm_weight.float() + parts.norm_offset)
+            # At the target's full scale the first guesses are as sure as they are wrong, which costs the first epoch.
+            draft.norm.weight.copy_(parts.norm_weight.float() + parts.norm_offset).mul_(0.5)
             scale = torch.ones(config.slots, config.hidden_size) if column_scale is None else column_scale
             # Each slot enters at root mean square 1 with its own proportions between columns, and all weigh the same.
             near = scale / scale.square().mean(1, keepdim=True).sqrt() / config.slots
