@@ -1,0 +1,74 @@
+"""The fingerprint of a source, and merging of fingerprints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from draftscope.cli.common import JsonOption, QuietOption, ThreadsOption, check_writable, setup
+from draftscope.errors import UsageError
+
+
+def command(
+    sources: Annotated[
+        list[str],
+        typer.Argument(metavar="SOURCE | merge F...", help="Training data or a capture to scan; or fingerprints to merge."),
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Where the fingerprint goes.")],
+    slots: Annotated[
+        int | None, typer.Option("--slots", min=1, metavar="N", help="Slots in a capture's rows; without it found, else 3.")
+    ] = None,
+    shard: Annotated[
+        str | None, typer.Option("--shard", metavar="I/N", help="Every N-th sequence from the I-th (0 .. N-1); merge them later.")
+    ] = None,
+    json: JsonOption = None,
+    quiet: QuietOption = False,
+    threads: ThreadsOption = None,
+) -> int:
+    """Write the mergeable statistics of SOURCE to a file, or merge such files (`draftscope scan merge F1 F2 -o F`)."""
+    ui = setup(quiet, threads, json=json)
+    check_writable(out)
+    from draftscope.compare.statistics import side_of
+    from draftscope.report.comparison import fingerprint_story
+    from draftscope.scan.fingerprint import load_fingerprint
+    from draftscope.scan.scan import scan
+    from draftscope.states.opening import open_source
+
+    if sources[0] == "merge":
+        if len(sources) < 3:
+            raise UsageError("nothing to merge", remedy="Name two fingerprints or more")
+        if slots is not None or shard is not None:
+            raise UsageError("--slots and --shard are for scanning, not for merging")
+        result = load_fingerprint(Path(sources[1]))
+        for name in sources[2:]:
+            result = result.merge(load_fingerprint(Path(name)))
+    elif len(sources) > 1:
+        raise UsageError("one source at a time", remedy="Scan each, then `draftscope scan merge`")
+    else:
+        source = open_source(Path(sources[0]))
+        part = _shard(shard)
+        total = len(source) if part is None else len(range(part[0], len(source), part[1]))
+        with ui.progress(f"scanning {sources[0]}", total=total, unit="sequences") as advance:
+            result = scan(source, slots=slots, shard=part, on_item=lambda rows, size: advance(1))
+        for skipped in source.skipped[:5]:
+            ui.note(f"skipped {skipped.path}: {skipped.why}")
+        if len(source.skipped) > 5:
+            ui.note(f"and {len(source.skipped) - 5} more")
+    result.save(out)
+    side = side_of(result)
+    for part_of_story in fingerprint_story(side):
+        ui.print(part_of_story)
+    ui.print(f"written to {out}")
+    ui.write_json({"schema": "draftscope.scan/1", "fingerprint": str(out), **side.model_dump()})
+    return 0
+
+
+def _shard(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    number, _, count = text.partition("/")
+    if not (number.isdecimal() and count.isdecimal() and int(number) < int(count)):
+        raise UsageError(f"no shard: `{text}`", remedy="Write I/N with I from 0 to N-1, such as 0/4")
+    return int(number), int(count)

@@ -1,0 +1,111 @@
+"""Fingerprints and comparisons, for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from draftscope.compare.statistics import Candidate, Comparison, Distance, Figures, Side
+from draftscope.text import count, number, percent, sentence, visible
+
+
+def fingerprint_story(side: Side, name: str = "") -> Iterator[RenderableType]:
+    """What a fingerprint was made of, and its norms by entry and class of rows."""
+    yield Text(f"{name + ': ' if name else ''}{', '.join(visible(path) for path in side.paths)}", style="bold")
+    yield Text(f"  {count(side.sequences, 'sequence')}, {side.rows:,} rows of {side.width} {' '.join(side.dtypes)}")
+    for note in side.notes:
+        yield Text(f"  note: {visible(note)}", style="dim")
+    yield norms_table(side)
+
+
+def norms_table(side: Side) -> Table:
+    """Norms by entry and class."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in ("entry", "", "rows"):
+        table.add_column(heading, overflow="fold", justify="right" if heading == "rows" else "left")
+    for heading in ("mean", "median", "1 %", "99 %", "largest", "outlier channels", "remark"):
+        table.add_column(heading, justify="left" if heading in ("outlier channels", "remark") else "right")
+    for entry in side.entries:
+        label = f"  {entry.entry} {visible(entry.label, 24)}" + (" (last state)" if entry.last and entry.label != "last" else "")
+        for name in ("first", "sink", "answer", "other"):
+            figures = entry.classes[name]
+            if figures.rows == 0:
+                continue
+            table.add_row(label, name, f"{figures.rows:,}", *map(norm, (
+                figures.norm_mean, figures.norm_median, figures.norm_p01, figures.norm_p99, figures.norm_max,
+            )), " ".join(map(str, figures.outlier_channels[:4])), _remark(figures))
+            label = ""
+    return table
+
+
+def norm(value: float | None) -> str:
+    """A norm, to four figures."""
+    return "–" if value is None else f"{value:.4g}"
+
+
+def _remark(figures: Figures) -> str:
+    remarks = []
+    if figures.nonfinite_rows:
+        remarks.append(f"{figures.nonfinite_rows:,} not finite")
+    if figures.zero_rows:
+        remarks.append(f"{figures.zero_rows:,} zero")
+    return ", ".join(remarks)
+
+
+def comparison_story(comparison: Comparison) -> Iterator[RenderableType]:
+    """Both sides, their distances, and which slot could be which entry."""
+    yield from fingerprint_story(comparison.a, "A")
+    yield Text("")
+    yield from fingerprint_story(comparison.b, "B")
+    yield Text("")
+    yield Text(f"Distance of each entry of B to each of A, over {comparison.rows_compared} rows", style="bold")
+    yield _distances(comparison)
+    yield Text("")
+    yield Text("What each slot of B could be", style="bold")
+    for candidate in comparison.assignment:
+        yield Text(f"  {_says(candidate)}", style="green" if candidate.clear else "yellow")
+    if any(c.entry is not None for c in comparison.assignment):
+        yield Text(f"  {sentence(next(c.says for c in comparison.assignment if c.entry is not None))}")
+    for caveat in comparison.caveats:
+        yield Text(f"  {sentence(caveat)}", style="dim")
+
+
+def _distances(comparison: Comparison) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("  B")
+    for entry in comparison.a.entries:
+        table.add_column(f"A {entry.entry} {visible(entry.label, 16)}", justify="right", overflow="fold")
+    table.add_column("split halves of B", justify="right")
+    for entry, row, halves in zip(comparison.b.entries, comparison.distances, comparison.split_half_b, strict=True):
+        nearest = min((d.total for d in row if d.total is not None), default=None)
+        table.add_row(
+            f"  {entry.entry} {visible(entry.label, 24)}",
+            *(Text(number(d.total, 3), style="bold" if d.total is not None and d.total == nearest else "") for d in row),
+            _total(halves),
+        )
+    table.add_row("  split halves of A", *map(_total, comparison.split_half_a), "", style="dim")
+    return table
+
+
+def _total(distance: Distance) -> str:
+    return number(distance.total, 3)
+
+
+def _says(candidate: Candidate) -> str:
+    name = f"slot {candidate.slot}"
+    if candidate.slot_label != name:
+        name += f" ({visible(candidate.slot_label, 24)})"
+    if candidate.entry is None:
+        return f"{name}: {candidate.says}"
+    text = f"{name}: entry {candidate.entry} ({visible(candidate.label, 24)}), distance {number(candidate.distance, 3)}"
+    text += f", next {number(candidate.second, 3)}, margin {percent(candidate.margin)}"
+    if not candidate.clear:
+        text += "; not told apart from the next"
+    if candidate.nearest != candidate.entry:
+        text += f"; nearest is entry {candidate.nearest}, which another slot takes"
+    if candidate.by_shape is not None and candidate.by_shape != candidate.entry:
+        text += f"; by shape alone entry {candidate.by_shape}"
+    return text

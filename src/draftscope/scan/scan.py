@@ -1,0 +1,129 @@
+"""One pass over a source: every accepted row of every sequence into its fingerprint."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from draftscope.errors import DraftscopeError, UsageError
+from draftscope.scan.accumulators import row_norms
+from draftscope.scan.fingerprint import CLASSES, Fingerprint, Origin, RowClass, Statistics
+from draftscope.states.types import Sample, Source, Trace
+
+SINK = 10.0  # times the sequence's median norm in the slot
+
+
+def half_of(name: str) -> int:
+    """Which half of the sequences a sequence belongs to, by its name alone."""
+    return hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=1).digest()[0] & 1
+
+
+def scan(
+    source: Source, *, slots: int | None = None, shard: tuple[int, int] | None = None,
+    on_item: Callable[[int, int], None] | None = None,
+) -> Fingerprint:
+    """Statistics of all accepted rows of a source.
+
+    Args:
+        source: samples or traces.
+        slots: slots of a capture's rows; None = told by the width of the last state, else three.
+        shard: (i, n): only every n-th sequence, from the i-th on; all n merge into the fingerprint of the whole.
+        on_item: called after each sequence with its rows and bytes.
+
+    Raises:
+        DraftscopeError: nothing readable, or sequences of different layouts.
+        UsageError: a shard outside 0 .. n-1.
+    """
+    if shard is not None and not 0 <= shard[0] < shard[1]:
+        raise UsageError(f"shard {shard[0]} of {shard[1]}", remedy="Shards are numbered from 0 to n - 1")
+    result: Fingerprint | None = None
+    sequences = rows = 0
+    dtypes: set[str] = set()
+    notes: dict[str, None] = {}
+    items = source if shard is None else islice(source, shard[0], None, shard[1])
+    for item in items:
+        states, answer, names, last = entries_of(item, slots, notes)
+        if result is None:
+            result = Fingerprint(names, last, int(states.shape[2]))
+        elif (len(result.entries), result.last, result.width) != (len(names), last, states.shape[2]):
+            raise DraftscopeError(
+                f"has {len(names)} entries of width {states.shape[2]}, those before it {len(result.entries)} of {result.width}",
+                where=f"{source.path}: {item.name}", remedy="Scan files of different layouts apart",
+            )
+        sequences += 1
+        rows += len(states)
+        dtypes.add(str(states.dtype).removeprefix("torch."))
+        add_sequence(result, item.name, states, answer)
+        if on_item is not None:
+            on_item(len(states), states.nbytes)
+    if result is None:
+        why = f" ({source.skipped[0].path}: {source.skipped[0].why})" if source.skipped else ""
+        raise DraftscopeError(f"holds no readable sequence{why}", where=str(source.path))
+    part = "" if shard is None else f"{shard[0]} of {shard[1]}"
+    skipped = len({skip.path for skip in source.skipped})
+    result.origins = (Origin(str(source.path), source.format, source.kind, sequences, rows, skipped, part),)
+    result.dtypes, result.notes = tuple(sorted(dtypes)), tuple(notes)
+    return result
+
+
+def entries_of(
+    item: Sample | Trace, slots: int | None, notes: dict[str, None]
+) -> tuple[Tensor, Tensor | None, tuple[str, ...], bool]:
+    """States [T, L, Ht] of the accepted rows, answer rows [T] or None, names of entries, whether the last is the last state."""
+    if isinstance(item, Sample):
+        mask = None if item.loss_mask is None else item.loss_mask.bool()
+        return item.states, mask, tuple(item.labels), item.states.shape[1] > 1
+    total, last = int(item.fc_input.shape[1]), item.last_hidden
+    width = None if last is None or total % last.shape[1] else int(last.shape[1])
+    if slots is None:
+        slots = 3 if width is None else total // width
+    if total % slots:
+        raise DraftscopeError(f"rows of width {total} do not divide into {slots} slots", where=item.name,
+                              remedy="Say how many slots a row has")
+    states = item.fc_input[item.accepted].unflatten(1, (slots, -1))
+    names = tuple(f"slot {i}" for i in range(slots))
+    rejected = len(item.accepted) - len(states)
+    if rejected:
+        notes["rejected rows are left out"] = None
+    joined = last is not None and last.shape[1] == states.shape[2]
+    if last is not None and joined:
+        if last.dtype != states.dtype:
+            notes[f"last states cast from {last.dtype} to {states.dtype}".replace("torch.", "")] = None
+        states = torch.cat([states, last[item.accepted][:, None].to(states.dtype)], 1)
+        names = (*names, "last")
+    answer = None if item.phase is None else item.phase[item.accepted] == 1
+    return states, answer, names, joined
+
+
+def add_sequence(fingerprint: Fingerprint, name: str, states: Tensor, answer: Tensor | None) -> None:
+    """Add the rows of one sequence, states [T, L, Ht] and answer [T], to the cells that they belong to."""
+    half = half_of(name)
+    for entry in range(states.shape[1]):
+        rows = states[:, entry]
+        for row_class, chosen in zip(CLASSES, classes_of(rows, answer), strict=True):
+            if bool(chosen.any()):
+                cell = fingerprint.cells.setdefault((entry, row_class, half), Statistics())
+                cell.update(rows if bool(chosen.all()) else rows[chosen])
+
+
+def classes_of(rows: Tensor, answer: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """First token, sinks, answer rows, other rows of one sequence [T, H]: four [T] bool that exclude each other.
+
+    Rows that are not finite are in the class that they would be in without their values.
+    """
+    norms = row_norms(rows)
+    usable = norms[norms.isfinite() & (norms > 0)]
+    bar = SINK * usable.median() if len(usable) else torch.tensor(torch.inf, dtype=torch.float64)
+    first = torch.zeros(len(rows), dtype=torch.bool)
+    first[:1] = True
+    sink = (norms > bar) & norms.isfinite() & ~first
+    rest = ~first & ~sink
+    answered = torch.zeros_like(first) if answer is None else answer
+    return first, sink, rest & answered, rest & ~answered
+
+
+__all__ = ["RowClass", "add_sequence", "classes_of", "entries_of", "half_of", "scan"]

@@ -1,0 +1,404 @@
+"""Accumulators: one contract for all of them, against float64 references. The scan and its file."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import astuple, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import draftscope
+from draftscope.cli.main import run
+from draftscope.errors import DraftscopeError, UsageError
+from draftscope.scan.accumulators import ACCUMULATORS, Counts, Dimensions, Norms, Outliers
+from draftscope.scan.fingerprint import SCHEMA, Fingerprint, Statistics, is_fingerprint, load_fingerprint
+from draftscope.scan.scan import classes_of, half_of, scan
+from draftscope.states.capture import write_trace
+from draftscope.states.opening import open_source
+from draftscope.states.plain import write_sample
+from draftscope.states.tensorfile import save_tensors
+from draftscope.states.types import Sample, Trace
+
+WIDTH = 6
+TOLERANCE = 1e-9  # of split and merge, relative
+
+
+def numbers(result: Any) -> list[float | None]:
+    """A result as a flat list."""
+    flat: list[float | None] = []
+    for value in astuple(result):
+        if isinstance(value, Tensor):
+            flat += value.double().flatten().tolist()
+        elif isinstance(value, list):
+            flat += value
+        else:
+            flat.append(value)
+    return flat
+
+
+def same(a: Any, b: Any) -> None:
+    assert numbers(a) == pytest.approx(numbers(b), rel=TOLERANCE, abs=1e-12)
+
+
+def fed(kind: type, rows: Tensor) -> Any:
+    made = kind()
+    made.update(rows)
+    return made
+
+
+def merged(kind: type, *parts: Any) -> Any:
+    total = kind()
+    for part in parts:
+        total.merge(part)
+    return total
+
+
+def reference(kind: type, rows: Tensor) -> list[float | None]:
+    """The result in float64, from all rows at once, in the plainest way."""
+    usable = rows.double()[rows.isfinite().all(-1)]
+    if kind is Counts:
+        return [
+            len(rows), len(rows) - len(usable), sum(int(r.isnan().sum()) for r in rows), sum(int(r.isinf().sum()) for r in rows),
+            sum(not bool(r.any()) for r in usable),
+        ]
+    if len(usable) == 0:
+        return numbers(kind().result())
+    if kind is Norms:
+        norms = usable.square().sum(-1).sqrt()
+        logs = norms[norms > 0].log()
+        ordered = norms.sort().values
+        at = [float(ordered[int(q * (len(norms) - 1))]) for q in (0.01, 0.5, 0.99)]
+        log_mean, log_std = (float(logs.mean()), float(logs.std(correction=0))) if len(logs) else (None, None)
+        return [len(norms), float(norms.mean()), log_mean, log_std, float(norms.min()), *at, float(norms.max())]
+    if kind is Dimensions:
+        return [len(usable), *usable.mean(0).tolist(), *usable.var(0, correction=0).tolist()]
+    rms = usable.square().mean(-1).sqrt()
+    share = (usable.abs() > 6 * rms[:, None]).double().mean(0)
+    channels = sorted((c for c in range(rows.shape[1]) if share[c] >= 0.05), key=lambda c: (-float(share[c]), c))
+    return [len(usable), *usable.abs().amax(0).tolist(), *share.tolist(), *map(float, channels)]
+
+
+@st.composite
+def some_rows(draw: st.DrawFn, width: int = WIDTH) -> Tensor:
+    """Rows of very different size, some zero, some with NaN or infinity."""
+    count = draw(st.integers(0, 12))
+    g = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    rows = torch.randn(count, width, generator=g) * 10 ** draw(st.floats(-6, 8)) + draw(st.sampled_from([0.0, 1.0, 1e4]))
+    for row in range(count):
+        kind = draw(st.sampled_from(["as is"] * 6 + ["zero", "nan", "inf", "outlier"]))
+        if kind == "zero":
+            rows[row] = 0
+        elif kind != "as is":
+            rows[row, row % width] = {"nan": torch.nan, "inf": -torch.inf, "outlier": 1e6 * float(rows[row].abs().max())}[kind]
+    return rows.to(draw(st.sampled_from([torch.float32, torch.bfloat16])))
+
+
+@pytest.mark.parametrize("kind", ACCUMULATORS.values(), ids=ACCUMULATORS)
+class TestContract:
+    """What every accumulator keeps to."""
+
+    @settings(deadline=None, max_examples=40)
+    @given(data=st.data())
+    def test_splits_and_orders_change_nothing(self, kind: type, data: st.DataObject) -> None:
+        rows = data.draw(some_rows())
+        cuts = sorted(data.draw(st.lists(st.integers(0, len(rows)), max_size=4)))
+        parts = [fed(kind, rows[a:b]) for a, b in zip([0, *cuts], [*cuts, len(rows)], strict=True)]
+        whole = fed(kind, rows).result()
+        same(merged(kind, *parts).result(), whole)
+        same(merged(kind, *data.draw(st.permutations(parts))).result(), whole)
+        one = kind()
+        for a, b in zip([0, *cuts], [*cuts, len(rows)], strict=True):
+            one.update(rows[a:b])
+        same(one.result(), whole)
+        same(fed(kind, rows[torch.randperm(len(rows))]).result(), whole)
+
+    @settings(deadline=None, max_examples=30)
+    @given(a=some_rows(), b=some_rows(), c=some_rows())
+    def test_merging_is_associative(self, kind: type, a: Tensor, b: Tensor, c: Tensor) -> None:
+        left = merged(kind, merged(kind, fed(kind, a), fed(kind, b)), fed(kind, c))
+        right = merged(kind, fed(kind, a), merged(kind, fed(kind, b), fed(kind, c)))
+        same(left.result(), right.result())
+
+    @settings(deadline=None, max_examples=40)
+    @given(rows=some_rows())
+    def test_equals_the_reference(self, kind: type, rows: Tensor) -> None:
+        found, expected = numbers(fed(kind, rows).result()), reference(kind, rows)
+        if kind is Norms:  # quantiles come from bins
+            assert found[5:8] == pytest.approx(expected[5:8], rel=0.011, abs=1e-12)
+            found[5:8] = expected[5:8] = []
+        # Sums of deviations lose digits where the mean is much larger than they are.
+        slack = 1e-9 * float(rows.double().nan_to_num(0, 0, 0).abs().max()) ** 2 if len(rows) and kind is Dimensions else 1e-12
+        assert found == pytest.approx(expected, rel=1e-6, abs=slack)
+
+    def test_no_rows(self, kind: type) -> None:
+        empty = kind()
+        result = empty.result()
+        assert all(value in (0, None) for value in numbers(result))
+        empty.update(torch.zeros(0, WIDTH))
+        assert numbers(empty.result()) == numbers(result)
+        rows = torch.randn(5, WIDTH, generator=torch.Generator().manual_seed(0))
+        for total in (merged(kind, fed(kind, rows), kind()), merged(kind, kind(), fed(kind, rows)), merged(kind, kind(), kind())):
+            assert numbers(total.result()) in (numbers(fed(kind, rows).result()), numbers(result))
+        only_nan = fed(kind, torch.full((3, WIDTH), torch.nan))
+        assert kind is Counts or numbers(only_nan.result()) == numbers(result)
+
+    @settings(deadline=None, max_examples=20)
+    @given(a=some_rows(), b=some_rows())
+    def test_state_is_all_there_is(self, kind: type, a: Tensor, b: Tensor) -> None:
+        first = fed(kind, a)
+        copy = kind.from_state({key: value.clone() for key, value in first.state().items()})
+        same(copy.result(), first.result())
+        before = numbers(first.result())
+        copy.update(b)
+        same(copy.result(), merged(kind, first, fed(kind, b)).result())
+        assert numbers(first.result()) == before, "a copy made from a state shares nothing with its origin"
+
+    def test_merging_leaves_the_other_alone(self, kind: type) -> None:
+        g = torch.Generator().manual_seed(0)
+        a, b = (fed(kind, torch.randn(4, WIDTH, generator=g)) for _ in range(2))
+        before = numbers(b.result())
+        total = merged(kind, b)
+        total.merge(a)
+        total.update(torch.randn(4, WIDTH, generator=g))
+        assert numbers(b.result()) == before
+
+
+def test_widths_do_not_mix() -> None:
+    for kind in (Dimensions, Outliers):
+        with pytest.raises(ValueError, match="width"):
+            merged(kind, fed(kind, torch.ones(2, 3)), fed(kind, torch.ones(2, 4)))
+
+
+def test_huge_rows_do_not_overflow() -> None:
+    rows = torch.full((4, WIDTH), 3e38, dtype=torch.bfloat16)
+    found = fed(Norms, rows).result()
+    assert found.mean == pytest.approx(float(rows[0, 0].double()) * WIDTH**0.5, rel=1e-6)
+    assert fed(Counts, rows).result().nonfinite_rows == 0
+    assert fed(Dimensions, rows).result().variance.tolist() == [0.0] * WIDTH
+
+
+def test_a_large_channel_that_hardly_varies() -> None:
+    g = torch.Generator().manual_seed(0)
+    rows = torch.randn(5000, WIDTH, generator=g)
+    rows[:, 2] = 24000 + 0.25 * rows[:, 2]
+    found = fed(Dimensions, rows).result()
+    assert found.variance == pytest.approx(rows.double().var(0, correction=0), rel=1e-9)
+    assert fed(Outliers, rows.repeat(1, 20)).result().channels == [2 + 6 * i for i in range(20)] or WIDTH * 20 < 6**2 * 20
+
+
+# -- the scan ------------------------------------------------------------------------------------------------------------------
+
+
+def sample(index: int, tokens: int = 30, entries: int = 4, width: int = 16, *, masked: bool = True) -> Sample:
+    g = torch.Generator().manual_seed(index)
+    states = torch.randn(tokens, entries, width, generator=g) * torch.tensor([1.0, 5.0, 20.0, 50.0])[:entries, None]
+    states[0, 1:] *= 40
+    states[5, 2] *= 30
+    mask = None
+    if masked:
+        mask = torch.arange(tokens) >= 10
+    return Sample(f"hs_{index}.safetensors", torch.arange(tokens), states.bfloat16(), mask, ("a", "b", "c", "d")[:entries], index)
+
+
+def folder_of(path: Path, samples: list[Sample]) -> Path:
+    for made in samples:
+        write_sample(path / made.name, made)
+    return path
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return folder_of(tmp_path / "data", [sample(i) for i in range(6)])
+
+
+def test_scan_against_brute_force(data: Path) -> None:
+    found = scan(open_source(data))
+    assert found.entries == ("a", "b", "c", "d")
+    assert (found.last, found.width, found.sequences, found.rows) == (True, 16, 6, 180)
+    assert found.dtypes == ("bfloat16",)
+    everything = torch.stack([sample(i).states for i in range(6)]).double()  # [6, T, L, H]
+    for entry in range(4):
+        first = everything[:, 0, entry]
+        answers = everything[:, 10:, entry].flatten(0, 1)
+        sinks = everything[:, 5:6, entry].flatten(0, 1) if entry == 2 else everything[:0, 0, entry]
+        others = torch.cat([everything[:, 1:5, entry], everything[:, 5 + (entry == 2) : 10, entry]], 1).flatten(0, 1)
+        for name, rows in (("first", first), ("answer", answers), ("sink", sinks), ("other", others)):
+            statistics = found.statistics(entry, (name,))  # type: ignore[arg-type]
+            assert statistics.counts.result().rows == len(rows)
+            if len(rows):
+                dimensions = statistics.dimensions.result()
+                assert dimensions.mean is not None
+                assert dimensions.variance is not None
+                assert torch.allclose(dimensions.mean, rows.mean(0), rtol=1e-9)
+                assert torch.allclose(dimensions.variance, rows.var(0, correction=0), rtol=1e-7)
+                assert statistics.norms.result().mean == pytest.approx(float(rows.norm(dim=-1).mean()), rel=1e-6)
+
+
+def test_shards_merge_into_the_whole(data: Path, tmp_path: Path) -> None:
+    whole = scan(open_source(data))
+    parts = [scan(open_source(data), shard=(i, 3)) for i in range(3)]
+    total = parts[2].merge(parts[0]).merge(parts[1])
+    assert (total.sequences, total.rows) == (6, 180)
+    assert set(total.cells) == set(whole.cells)
+    for key, cell in whole.cells.items():
+        for name in ACCUMULATORS:
+            same(getattr(total.cells[key], name).result(), getattr(cell, name).result())
+    with pytest.raises(DraftscopeError, match="twice"):
+        total.merge(parts[1])
+    with pytest.raises(DraftscopeError, match="width"):
+        whole.merge(scan(open_source(folder_of(tmp_path / "other", [sample(0, width=8)]))))
+    with pytest.raises(UsageError):
+        scan(open_source(data), shard=(3, 3))
+
+
+def test_halves_are_by_name_and_make_up_the_whole(data: Path) -> None:
+    assert {half_of(f"hs_{i}.safetensors") for i in range(20)} == {0, 1}
+    found = scan(open_source(data))
+    for entry in range(4):
+        total = Statistics()
+        for half in (0, 1):
+            total.merge(found.statistics(entry, halves=(half,)))
+        same(total.norms.result(), found.statistics(entry).norms.result())
+
+
+def test_without_a_mask_all_rows_are_other(tmp_path: Path) -> None:
+    found = scan(open_source(folder_of(tmp_path / "data", [sample(0, masked=False)])))
+    assert {c for _, c, _ in found.cells} == {"first", "sink", "other"}
+
+
+def test_classes_exclude_each_other() -> None:
+    rows = torch.ones(6, 4)
+    rows[2] *= 100
+    rows[3] = torch.nan
+    rows[4] = 0
+    first, sink, answer, other = classes_of(rows, torch.tensor([1, 1, 1, 1, 0, 0]).bool())
+    assert torch.stack([first, sink, answer, other]).sum(0).tolist() == [1] * 6
+    assert first.nonzero().tolist() == [[0]]
+    assert sink.nonzero().tolist() == [[2]]
+    assert answer.nonzero().tolist() == [[1], [3]]
+    assert all(len(c) == 0 for c in classes_of(rows[:0], None))
+
+
+def trace(name: str = "r0", rows: int = 12) -> Trace:
+    g = torch.Generator().manual_seed(1)
+    return Trace(
+        name=name, fc_input=torch.randn(rows, 24, generator=g).bfloat16(), token_ids=torch.arange(rows),
+        accepted=torch.arange(rows) != 7, phase=(torch.arange(rows) >= 4).to(torch.uint8), step=torch.zeros(rows).long() - 1,
+        last_hidden=torch.randn(rows, 8, generator=g),
+    )
+
+
+def test_scan_of_a_capture_takes_accepted_rows(tmp_path: Path) -> None:
+    write_trace(tmp_path / "capture" / "r0.safetensors", trace())
+    found = scan(open_source(tmp_path / "capture"))
+    assert found.entries == ("slot 0", "slot 1", "slot 2", "last")
+    assert (found.width, found.rows, found.last, found.slots) == (8, 11, True, 3)
+    assert found.statistics(0, ("answer",)).counts.result().rows == 7
+    kept = trace().fc_input.double()[torch.arange(12) != 7].unflatten(1, (3, 8))
+    mean = found.statistics(1).dimensions.result().mean
+    assert mean is not None
+    assert torch.allclose(mean, kept[:, 1].mean(0), rtol=1e-9)
+    assert any("rejected" in note for note in found.notes)
+    bare = replace(trace(), last_hidden=None)
+    write_trace(tmp_path / "bare" / "r0.safetensors", bare)
+    assert scan(open_source(tmp_path / "bare"), slots=4).width == 6
+    with pytest.raises(DraftscopeError, match="5 slots"):
+        scan(open_source(tmp_path / "bare"), slots=5)
+
+
+def test_layouts_do_not_mix(tmp_path: Path) -> None:
+    with pytest.raises(DraftscopeError, match="entries of width"):
+        scan(open_source(folder_of(tmp_path / "data", [sample(0), sample(1, width=8)])))
+
+
+def test_file_round_trip(data: Path, tmp_path: Path) -> None:
+    found = scan(open_source(data))
+    path = tmp_path / "deep" / "f.safetensors"
+    found.save(path)
+    assert is_fingerprint(path)
+    read = load_fingerprint(path)
+    assert (read.entries, read.last, read.width, read.origins) == (found.entries, found.last, found.width, found.origins)
+    for key, cell in found.cells.items():
+        for name, tensor in cell.tensors().items():
+            assert torch.equal(read.cells[key].tensors()[name], tensor)
+    assert [p.name for p in path.parent.iterdir()] == ["f.safetensors"]
+
+
+def test_damaged_files_are_refused(data: Path, tmp_path: Path) -> None:
+    found = scan(open_source(data))
+    path = tmp_path / "f"
+    assert not is_fingerprint(data / "hs_0.safetensors")
+    assert not is_fingerprint(tmp_path)
+    with pytest.raises(DraftscopeError, match="is no fingerprint"):
+        load_fingerprint(data / "hs_0.safetensors")
+    header = {
+        "schema": SCHEMA, "entries": found.entries, "last": True, "width": 16, "dtypes": [], "notes": [], "origins": [],
+    }
+    tensors = {f"0.other.0.{k}": v for k, v in found.statistics(0, ("other",)).tensors().items()}
+
+    def written(change: dict[str, Any], held: dict[str, Tensor]) -> Path:
+        save_tensors(path, held, {"draftscope": json.dumps(header | change)})
+        return path
+
+    assert load_fingerprint(written({}, tensors)).width == 16
+    for change, held, message in (
+        ({"schema": "draftscope.fingerprint/9"}, tensors, "version"),
+        ({"origins": [{"path": 1}]}, tensors, "damaged"),
+        ({"width": 8}, tensors, "damaged"),
+        ({"entries": 3}, tensors, "damaged"),
+        ({}, {k: v for k, v in tensors.items() if "mean" not in k}, "damaged"),
+        ({}, tensors | {"9.other.0.counts.counts": torch.zeros(5)}, "damaged"),
+        ({}, tensors | {"0.other.0.counts.counts": torch.zeros(5)}, "damaged"),
+        ({}, tensors | {"0.other.0.dimensions.mean": torch.full((16,), torch.nan).double()}, "damaged"),
+        ({}, {"odd": torch.zeros(1)}, "damaged"),
+    ):
+        with pytest.raises(DraftscopeError, match=message):
+            load_fingerprint(written(change, held))
+    path.write_bytes(path.read_bytes()[:200])
+    assert not is_fingerprint(path)
+
+
+def test_a_refused_write_keeps_what_was_there(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = scan(open_source(data))
+    path = tmp_path / "f.safetensors"
+    found.save(path)
+    before = path.read_bytes()
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("draftscope.states.tensorfile.save_file", full)
+    with pytest.raises(DraftscopeError, match="No space"):
+        found.save(path)
+    assert path.read_bytes() == before
+
+
+def test_command(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "f.safetensors"
+    assert run(["scan", str(data), "-o", str(out), "--json", "-"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["schema"], shown["sequences"], shown["rows"]) == ("draftscope.scan/1", 6, 180)
+    assert shown["entries"][2]["classes"]["sink"]["rows"] == 6
+    for i in range(2):
+        assert run(["scan", str(data), "-o", str(tmp_path / f"p{i}"), "--shard", f"{i}/2", "--quiet"]) == 0
+    assert run(["scan", "merge", str(tmp_path / "p0"), str(tmp_path / "p1"), "-o", str(tmp_path / "m")]) == 0
+    assert "6 sequences" in capsys.readouterr().out
+    assert load_fingerprint(tmp_path / "m").rows == load_fingerprint(out).rows
+    for arguments, code in (
+        (["scan", str(tmp_path / "nothing"), "-o", str(out)], 3), (["scan", "merge", str(out), "-o", str(out)], 2),
+        (["scan", str(data), str(data), "-o", str(out)], 2), (["scan", str(data), "-o", str(out), "--shard", "2/2"], 2),
+        (["scan", "merge", str(out), str(out), "-o", str(out)], 3),
+    ):
+        assert run(arguments) == code
+    assert load_fingerprint(out).rows == 180
+
+
+def test_python(data: Path) -> None:
+    assert isinstance(draftscope.scan(data), Fingerprint)
+    assert draftscope.scan(draftscope.open(data)).rows == 180
