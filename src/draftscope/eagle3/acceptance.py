@@ -22,6 +22,7 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 DRAWS = 2000
+_DRAWN = 1 << 22
 FEWEST = 8
 """Fewest sequences for which an interval is given."""
 
@@ -131,9 +132,8 @@ def length_interval(counts: Sequence[Counts], k: int, *, seed: int = 0) -> tuple
     counts = [c for c in counts if c.rounds]
     if len(counts) < FEWEST:
         return None
-    weights = _draws(len(counts), seed)
-    reached, passed = _stack(counts, k)
-    return _percentiles(accept_length(weights @ reached, weights @ passed))
+    drawn = _resample(np.concatenate(_stack(counts, k), axis=1), seed)
+    return _percentiles(accept_length(drawn[:, :k], drawn[:, k:]))
 
 
 def length_difference(first: Sequence[Counts], second: Sequence[Counts], k: int, *, seed: int = 0) -> Difference:
@@ -141,14 +141,14 @@ def length_difference(first: Sequence[Counts], second: Sequence[Counts], k: int,
     pairs, unpaired = _pair(first, second, lambda c: c.rounds > 0)
     if not pairs:
         return Difference(None, None, 0, unpaired)
-    sides = [_stack([pair[i] for pair in pairs], k) for i in (0, 1)]
-    lengths = [accept_length(reached.sum(0), passed.sum(0)) for reached, passed in sides]
-    interval = None
-    if len(pairs) >= FEWEST:
-        weights = _draws(len(pairs), seed)
-        drawn = [accept_length(weights @ reached, weights @ passed) for reached, passed in sides]
-        interval = _percentiles(drawn[1] - drawn[0])
-    return Difference(float(lengths[1] - lengths[0]), interval, len(pairs), unpaired)
+    sums = np.concatenate([part for i in (0, 1) for part in _stack([pair[i] for pair in pairs], k)], axis=1)
+
+    def gained(found: Floats) -> Floats:
+        before, after = (accept_length(half[..., :k], half[..., k:]) for half in (found[..., : 2 * k], found[..., 2 * k :]))
+        return after - before
+
+    interval = _percentiles(gained(_resample(sums, seed))) if len(pairs) >= FEWEST else None
+    return Difference(float(gained(sums.sum(0).astype(np.float64))), interval, len(pairs), unpaired)
 
 
 def nll_difference(first: Sequence[Counts], second: Sequence[Counts], *, seed: int = 0) -> Difference:
@@ -156,15 +156,13 @@ def nll_difference(first: Sequence[Counts], second: Sequence[Counts], *, seed: i
     pairs, unpaired = _pair(first, second, lambda c: c.likelihood.inside > 0)
     if not pairs:
         return Difference(None, None, 0, unpaired)
-    total = np.array([[c.likelihood.total for c in pair] for pair in pairs])
-    inside = np.array([[c.likelihood.inside for c in pair] for pair in pairs])
-    means = total.sum(0) / inside.sum(0)
-    interval = None
-    if len(pairs) >= FEWEST:
-        weights = _draws(len(pairs), seed)
-        drawn = (weights @ total) / (weights @ inside)
-        interval = _percentiles(drawn[:, 1] - drawn[:, 0])
-    return Difference(float(means[1] - means[0]), interval, len(pairs), unpaired)
+    sums = np.array([[x for c in pair for x in (c.likelihood.total, c.likelihood.inside)] for pair in pairs], dtype=np.float64)
+
+    def gained(found: Floats) -> Floats:
+        return np.asarray(found[..., 2] / found[..., 3] - found[..., 0] / found[..., 1])
+
+    interval = _percentiles(gained(_resample(sums, seed))) if len(pairs) >= FEWEST else None
+    return Difference(float(gained(sums.sum(0))), interval, len(pairs), unpaired)
 
 
 def _stack(counts: Sequence[Counts], k: int) -> tuple[Ints, Ints]:
@@ -174,8 +172,18 @@ def _stack(counts: Sequence[Counts], k: int) -> tuple[Ints, Ints]:
     return np.stack([c.reached for c in counts]), np.stack([c.passed for c in counts])
 
 
-def _draws(n: int, seed: int) -> Ints:
-    return np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=DRAWS)
+def _resample(sums: Ints | Floats, seed: int) -> Floats:
+    """Column sums [DRAWS, M] over N sequences drawn with replacement from `sums` [N, M]."""
+    n = len(sums)
+    values = np.asarray(sums, dtype=np.float64)
+    random = np.random.default_rng(seed)
+    found = np.empty((DRAWS, values.shape[1]))
+    block = max(1, _DRAWN // n)
+    for start in range(0, DRAWS, block):
+        rows = min(block, DRAWS - start)
+        drawn = random.integers(0, n, (rows, n)) + n * np.arange(rows)[:, None]
+        found[start : start + rows] = np.bincount(drawn.ravel(), minlength=rows * n).reshape(rows, n) @ values
+    return found
 
 
 def _percentiles(values: Floats) -> tuple[float, float]:

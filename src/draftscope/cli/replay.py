@@ -1,0 +1,130 @@
+"""`draftscope replay`: acceptance offline, drafts and counterfactuals side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from draftscope.cli.common import JsonOption, QuietOption, SeedOption, ThreadsOption, Ui, setup
+from draftscope.errors import DraftscopeError
+from draftscope.text import count, interval, number, percent, visible
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+    from rich.table import Table
+
+    from draftscope.counterfactual import Change, ReplayRung, Replays
+
+ReadoutName = Literal["walk", "engine", "all"]
+TextName = Literal["auto", "own", "other"]
+
+
+def refusal(error: DraftscopeError) -> BaseModel:
+    """What `--json` gets of inputs that can't be read."""
+    from draftscope.counterfactual import Replays
+
+    return Replays(schema="draftscope.replay/1", next=[str(error)])
+
+
+def command(
+    draft: Annotated[list[Path], typer.Option("--draft", metavar="DIR", help="A draft's checkpoint; may be given again.")],
+    states: Annotated[Path, typer.Option("--states", metavar="DIR", help="Training states or a capture.")],
+    target: Annotated[Path | None, typer.Option(
+        "--target", metavar="DIR",
+        help="The target, or only its embedding, final norm and head: tells who wrote the text, lends its embedding.")] = None,
+    k: Annotated[int | None, typer.Option(
+        "-k", "--k", min=1, max=16, metavar="K", help="Drafted tokens per step; else the capture's, else 3.")] = None,
+    readout: Annotated[ReadoutName | None, typer.Option(
+        "--readout", help="Rows from which the draft starts: as a server walks, as the engine did, or all answer rows.")] = None,
+    sets: Annotated[list[str] | None, typer.Option(
+        "--set", metavar="KEY=VALUE",
+        help="A counterfactual: any draft setting, or slots=1,2,0, scale.2=8, shift=-1, d2t=zero|absolute|offset, "
+             "feedback=pre|post. Each --set is a row of its own; blanks join several changes in one.")] = None,
+    consumer: Annotated[str | None, typer.Option(
+        "--for", metavar="CONSUMER", help="Read the checkpoint as vllm@0.32 or sglang@0.5.23 does.")] = None,
+    text: Annotated[TextName, typer.Option(
+        "--text", help="Whether the target wrote the answers greedily; auto finds out.")] = "auto",
+    max_tokens: Annotated[int | None, typer.Option("--max-tokens", min=2, metavar="N", help="Stop after about N rows.")] = None,
+    json: JsonOption = None,
+    quiet: QuietOption = False,
+    seed: SeedOption = 0,
+    threads: ThreadsOption = None,
+) -> None:
+    """Run drafts over recorded states: which of their tokens would have been accepted, and what a change would do to that.
+
+    Every row of the table is compared with the first, sequence by sequence.
+    """
+    ui = setup(quiet, threads, seed, json, refusal=refusal)
+    from draftscope.counterfactual import counterfactuals
+
+    with ui.progress("replaying", unit="rows") as advance:
+        found = counterfactuals(
+            draft, states, target=target, sets=sets or [], consumer=consumer, k=k, readout=readout, text=text,
+            max_tokens=max_tokens, seed=seed, on_tokens=advance, report=lambda what: advance(0, what=what),
+        )
+    show(ui, found)
+    ui.write_json(found)
+
+
+def show(ui: Ui, found: Replays) -> None:
+    """A table, one row per draft and set."""
+    first = found.rungs[0]
+    rows = {"walk": "as a server walks", "engine": "the engine's own steps", "all": "all answer rows"}[found.readout or "all"]
+    ui.print(f"Replay of {visible(found.states)}: {count(first.sequences, 'sequence')}, {rows}, K = {found.k}")
+    ui.print(_table(found))
+    share = first.text["share"]
+    if share is not None:
+        ui.print(f"Text: {percent(float(share))} of the checked answer tokens are the target's own choice.")
+    if found.readout == "all":
+        ui.print("Tokens: 1 + the joint acceptances over all rows, which is no accept length.")
+    for rung in found.rungs:
+        if rung.nonfinite:
+            ui.print(f"{_name(rung)}: {count(rung.nonfinite, 'row')} see a NaN or Inf and accept nothing.")
+    for rung in found.rungs:
+        for tie in rung.gate.near_ties if rung.gate else []:
+            ui.print(f"{_name(rung)}: near-tie in {visible(tie.name)}, row {tie.row}, position {tie.position + 1}.")
+    for note in found.notes:
+        ui.print(f"Note: {visible(note)}.")
+
+
+def _table(found: Replays) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    several = len({rung.draft for rung in found.rungs}) > 1
+    if several:
+        table.add_column("draft", overflow="fold")
+    table.add_column("set", overflow="fold")
+    table.add_column("tokens" if found.readout == "all" else "length", justify="right")
+    if len(found.rungs) > 1:
+        table.add_column("change", justify="right")
+    table.add_column("joint acceptance", justify="right")
+    table.add_column("nll", justify="right")
+    table.add_column("cover", justify="right")
+    table.add_column("rounds", justify="right")
+    if any(rung.gate for rung in found.rungs):
+        table.add_column("gate", justify="right")
+    for i, rung in enumerate(found.rungs):
+        cells = [visible(Path(rung.draft).name or rung.draft)] if several else []
+        cells.append(visible(" ".join(rung.set)) or "–")
+        cells.append(" ".join(filter(None, (number(rung.tokens), interval(rung.interval)))))
+        if len(found.rungs) > 1:
+            cells.append(_change(rung.change) if i else "")
+        cells += [" ".join(number(p) for p in rung.joint), number(rung.nll), percent(rung.coverage), f"{rung.rounds:,}"]
+        if any(other.gate for other in found.rungs):
+            cells.append(percent(rung.gate.share) if rung.gate else "–")
+        table.add_row(*cells)
+    return table
+
+
+def _change(change: Change | None) -> str:
+    if change is None or change.value is None:
+        return "–"
+    return " ".join(filter(None, (f"{change.value:+.2f}", interval(change.interval))))
+
+
+def _name(rung: ReplayRung) -> str:
+    return visible(" ".join([Path(rung.draft).name or rung.draft, *rung.set]))
