@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    folder = options.target or ensure_target()
+    folder = options.target or ensure_target(report=print)
     parts, raw = read_parts(folder), read_config(folder)
     run = options.work / options.run
 
