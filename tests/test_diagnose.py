@@ -79,6 +79,20 @@ def test_case_with_parts_only(case: Run, parts: Path) -> None:
     assert any("--target" in text for text in found.next)
 
 
+def test_case_unpaired(case: Run, tmp_path: Path) -> None:
+    """No target, no text in common: statistics give a candidate, and it is called no more than that."""
+    for file in case.serve.glob("*.safetensors"):
+        tensors = load_file(file)
+        kept = tensors["accepted"] & (torch.arange(len(tensors["accepted"])) >= 24)
+        rows = kept.nonzero().squeeze(-1)
+        save_file({n: tensors[n][rows].contiguous() for n in ("fc_input", "token_ids")}, tmp_path / file.name)
+    found = diagnose(Inputs(train=case.train, serve=tmp_path, draft=case.draft))
+    assert found.findings[0].fault == "layer-set"
+    assert found.findings[0].strength == "suspected"
+    assert found.findings[0].acceptance is None
+    assert any("--target" in text for text in found.next)
+
+
 def test_healthy_without_target_is_undecided(healthy: Run) -> None:
     found = diagnose(Inputs(train=healthy.train, serve=healthy.serve, draft=healthy.draft))
     assert found.findings == []

@@ -79,7 +79,7 @@ def evidence(m: Measurements, moved_: Moved, decides: str) -> list[Evidence]:
     return [
         Evidence(
             hypothesis=f"{of_side(side.name)} come from other layers than the draft was trained on",
-            prediction=f"slots hold {[name(p) for p in m.reference or ()]} ({m.reference_from}) if the wiring is right",
+            prediction=f"slots hold {', '.join(name(p) for p in m.reference or ())} ({m.reference_from}) if the wiring is right",
             measurement=how,
             result=result,
             decides=decides,
