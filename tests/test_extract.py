@@ -82,7 +82,7 @@ TURNS = st.tuples(st.tuples(st.sampled_from(["user", "system"]), TEXTS), st.list
     lambda parts: [parts[0], *parts[1]])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(TURNS)
 def test_masks_cover_answers_and_their_closing_token(turns: list[tuple[str, str]]) -> None:
     expected_ids: list[int] = []
