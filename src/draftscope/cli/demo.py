@@ -11,7 +11,7 @@ import typer
 from draftscope.cli.common import HtmlOption, JsonOption, QuietOption, SeedOption, ThreadsOption, setup, write_json, write_text
 from draftscope.errors import UsageError
 
-PROMPTS, MAX_NEW, ROWS = 16, 64, 8
+PROMPTS, MAX_NEW, ROWS = 16, 48, 8
 RUNS = ("healthy", "broken", "mended")
 
 
