@@ -11,10 +11,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import VOCAB, WIDTH, random_draft
+from support import VOCAB, WIDTH, random_draft, save_target
 from torch import Tensor
 from torch.nn import functional as F
 
+from draftscope.boundaries import Boundary
+from draftscope.cli.main import run
 from draftscope.eagle3.checkpoint import build_draft, load_checkpoint
 from draftscope.eagle3.config import DraftConfig
 from draftscope.eagle3.examples import Collate, Example, batch_order, choices, column_rms, load_examples
@@ -24,7 +26,9 @@ from draftscope.eagle3.model import Draft
 from draftscope.eagle3.start import draft_vocabulary, folded, new_draft, shape_of
 from draftscope.eagle3.train import Settings, train
 from draftscope.errors import DraftscopeError
+from draftscope.states.plain import write_sample
 from draftscope.states.types import Sample
+from draftscope.target.model import load_target
 from draftscope.target.parts import TargetParts
 
 STEPS = 3
@@ -272,7 +276,7 @@ def test_training_learns_what_can_be_learnt_and_exports_what_it_measured(tmp_pat
 
 
 def test_held_out_acceptance_is_that_of_a_server() -> None:
-    parts, samples = learnable(4, seed=3)
+    parts, samples = learnable(3, seed=3)
     samples[1].token_ids[12:] = samples[1].token_ids[12:].flip(0)
     held = load_examples(samples, parts)
     draft = new_draft(shape(18, 24), parts, torch.arange(18), None)
@@ -306,7 +310,7 @@ def test_a_stopped_run_goes_on_to_the_same_weights(tmp_path: Path, how: str) -> 
     d2t, _, _ = draft_vocabulary(torch.ones(24), 24)
     quick = replace(QUICK, epochs=2, noise=0.05)
 
-    def run(folder: Path, stop: int | None = None) -> Any:
+    def training(folder: Path, stop: int | None = None) -> Any:
         def watch(event: Any) -> None:
             if event["step"] == stop:
                 raise Stopped if how == "killed" else KeyboardInterrupt
@@ -314,19 +318,19 @@ def test_a_stopped_run_goes_on_to_the_same_weights(tmp_path: Path, how: str) -> 
         # Saved after every step, as the time between two saves is never reached.
         return train(examples, parts, shape(24, 24), d2t, folder, settings=quick, save_minutes=-1, on_event=watch)
 
-    whole = run(tmp_path / "whole")
+    whole = training(tmp_path / "whole")
     if how == "killed":
         with pytest.raises(Stopped):
-            run(tmp_path / "parts", stop=4)
+            training(tmp_path / "parts", stop=4)
     else:
-        assert not run(tmp_path / "parts", stop=4).finished
-    rest = run(tmp_path / "parts")
+        assert not training(tmp_path / "parts", stop=4).finished
+    rest = training(tmp_path / "parts")
     assert rest.finished and rest.steps == whole.steps
     for (name, a), (_, b) in zip(whole.draft.named_parameters(), rest.draft.named_parameters(), strict=True):
         assert torch.equal(a, b), name
     logged = [[json.loads(line) for line in (tmp_path / f / "log.jsonl").read_text().splitlines()] for f in ("whole", "parts")]
     assert [e["loss"] for e in logged[0]] == [e["loss"] for e in logged[1]]
-    assert run(tmp_path / "parts").steps == whole.steps, "a finished run has nothing left to do"
+    assert training(tmp_path / "parts").steps == whole.steps, "a finished run has nothing left to do"
 
 
 def test_a_folder_with_another_run_is_not_overwritten(tmp_path: Path) -> None:
@@ -372,3 +376,31 @@ def test_an_example_without_a_mask_is_all_answer() -> None:
     samples[0].loss_mask = None
     example: Example = load_examples(samples, parts)[0]
     assert bool(example.answer.all())
+
+
+def test_the_command_trains_from_files_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = save_target(tmp_path / "target")
+    loaded = load_target(target)
+    draw = torch.Generator().manual_seed(0)
+    (tmp_path / "states").mkdir()
+    for i in range(8):
+        ids = torch.randint(3, VOCAB, (16,), generator=draw)
+        found = loaded.forward(ids[None], [Boundary(b) for b in (2, 4, 5, 8)])
+        write_sample(tmp_path / "states" / f"hs_{i}.safetensors",
+                     Sample("", ids, found.taps[0], torch.arange(16) >= 6, ("",) * 4, i))
+    (tmp_path / "states" / "hs_8.safetensors").write_bytes(b"cut off")
+    arguments = ["train", str(tmp_path / "states"), "--target", str(target), "--out", str(tmp_path / "run"),
+                 "--draft-vocab", "50", "--heldout", str(tmp_path / "states"), "--epochs", "1", "--batch-tokens", "64", "--json", "-"]
+    assert run(arguments) == 0
+    out, told = capsys.readouterr()
+    figures = json.loads(out)
+    assert figures["schema"] == "draftscope.train/1" and figures["samples"] == 8 and figures["heldout_samples"] == 8
+    assert "hs_8.safetensors" in told and "1 files passed over" in told
+    checkpoint = load_checkpoint(tmp_path / "run" / "draft", target_layers=8)
+    assert checkpoint.config.draft_vocab_size == 50 and checkpoint.missing == ()
+    before = (tmp_path / "run" / "training.safetensors").read_bytes()
+    assert run(arguments) == 0
+    assert (tmp_path / "run" / "training.safetensors").read_bytes() == before
+    capsys.readouterr()
+    assert run([*arguments, "--seed", "3"]) == 3
+    assert "another folder" in capsys.readouterr().err
