@@ -10,6 +10,7 @@ import typer
 from draftscope.cli.common import JsonOption, QuietOption, ThreadsOption, Ui, setup
 from draftscope.errors import DraftscopeError, UsageError
 from draftscope.inspecting.report import Inspection
+from draftscope.text import visible
 
 
 def command(
@@ -62,7 +63,7 @@ def command(
                 raise
             result.verdict = "undecided"
             result.next.append(str(error))
-            ui.errors.print(f"draftscope: {error}", soft_wrap=True)
+            ui.errors.print(f"draftscope: {visible(error)}", soft_wrap=True)
             continue
         result.inspected.append(answer.report)
         result.findings += answer.findings

@@ -233,7 +233,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise DraftscopeError("no config.json here", where=str(path.parent),
                               remedy="Give the folder of a draft checkpoint") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DraftscopeError(f"not readable as JSON: {error}", where=str(path)) from None
     if not isinstance(raw, dict):
         raise DraftscopeError("not a JSON object", where=str(path))

@@ -68,7 +68,7 @@ def _teacher(entry: Entry, entries: list[Entry], version: str) -> list[str]:
     if placed is not None and placed.boundary is not None and placed.boundary != len(placed.errors) - 1:
         warns.append(f"is {entry.inferred}, not the last state: the teacher's logits are the head over a middle layer")
     elif placed is None and entry.text_pre is not None and text < READABLE:
-        warns.append(f"the target's head gives {100 * text:.0f} % of the text from it: no last state of this target")
+        warns.append(f"the target's head gives {100 * text:.0f} % of the text from it: no last state, or not this target's text")
     elif alone(entry):
         warns.append("depends on the token alone: a teacher that repeats the input")
     elif entry.rank is not None and entry.rank < sum(e.rank is not None for e in entries) and not is_normed(entry):

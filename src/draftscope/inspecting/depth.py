@@ -20,14 +20,14 @@ SHARE_PAIRS = 16
 def same_token_pairs(token_ids: Tensor) -> Tensor:
     """[N, 2] rows of the same token that have unlike predecessors, in order of position.
 
-    A constant run of one token looks the same at every depth (attention over equal values), hence the predecessors.
+    A constant run of one token looks the same at every depth (attention over equal values), hence the predecessors; row 0
+    counts as its own.
     """
     order = torch.argsort(token_ids, stable=True)
     same = (token_ids[order][1:] == token_ids[order][:-1]).nonzero().squeeze(-1)
     pairs = torch.stack([order[same], order[same + 1]], 1)
-    before = torch.cat([torch.tensor([-1]), token_ids[:-1]])
-    unlike = (before[pairs[:, 0]] != before[pairs[:, 1]]) | (pairs[:, 0] == 0)
-    return pairs[unlike]
+    before = torch.cat([token_ids[:1], token_ids[:-1]])
+    return pairs[before[pairs[:, 0]] != before[pairs[:, 1]]]
 
 
 class TokenTest:

@@ -45,7 +45,7 @@ def _words(entry: Entry, constant: bool, ranked: int, best_text: float) -> str:
         return _placed_words(placed, entry)
     if is_embedding(entry):
         factor = entry.embedding_factor or 1.0
-        return "embedding (boundary 0)" + (f" times {factor:.4g}" if abs(factor - 1) > 0.01 else "")
+        return "embedding (boundary 0)" + (f" times {factor:.3g}" if abs(factor - 1) > 0.01 else "")
     if placed is not None:
         return "no boundary of this target fits"
     if constant:

@@ -13,6 +13,8 @@ from draftscope.inspecting.report import Entry, Group
 from draftscope.target.parts import TargetParts
 
 NOTICEABLE_SCALE = 0.02
+CLEARLY = 1.25
+"""Ratio of norms from which one entry is taken for deeper than another."""
 
 
 def find(found: Pass, parts: TargetParts | None = None, layers: int | None = None) -> list[Finding]:
@@ -246,7 +248,8 @@ def _order(found: Pass) -> Iterator[Finding]:
         strength = "suspected"
     claimed = [float(numbers[i] or 0) for i in known]
     wrong = [(known[a], known[b]) for a in range(len(known)) for b in range(a + 1, len(known))
-             if (claimed[a] - claimed[b]) * (depth[a] - depth[b]) < 0]
+             if (claimed[a] - claimed[b]) * (depth[a] - depth[b]) < 0
+             and (strength == "supported" or _apart(entries[known[a]], entries[known[b]]))]
     if wrong and (strength == "supported" or found.ranks_agree):
         names = sorted({i for pair in wrong for i in pair})
         yield suspect(
@@ -264,6 +267,12 @@ def _order(found: Pass) -> Iterator[Finding]:
             "supported", _recovery(found), "Store and concatenate slots in the order of their boundaries",
             measured="boundary of every slot", result=f"{slots}", decides="ascending boundaries", figures={"boundaries": slots},
         )
+
+
+def _apart(one: Entry, other: Entry) -> bool:
+    """Whether the norms differ by more than chance would have it."""
+    low, high = sorted((one.norm_median or 0.0, other.norm_median or 0.0))
+    return high > CLEARLY * low
 
 
 def _placed(found: Pass, layers: int | None) -> Iterator[Finding]:

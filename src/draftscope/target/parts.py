@@ -138,7 +138,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise DraftscopeError("config.json is missing", where=str(folder),
                               remedy="Copy it from the target's model folder") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DraftscopeError(f"cannot be read as JSON ({error})", where=str(path)) from None
     if not isinstance(raw, dict):
         raise DraftscopeError("is not a JSON object", where=str(path))
