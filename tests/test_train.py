@@ -390,7 +390,8 @@ def test_the_command_trains_from_files_and_goes_on(tmp_path: Path, capsys: pytes
                      Sample("", ids, found.taps[0], torch.arange(16) >= 6, ("",) * 4, i))
     (tmp_path / "states" / "hs_8.safetensors").write_bytes(b"cut off")
     arguments = ["train", str(tmp_path / "states"), "--target", str(target), "--out", str(tmp_path / "run"),
-                 "--draft-vocab", "50", "--heldout", str(tmp_path / "states"), "--epochs", "1", "--batch-tokens", "64", "--json", "-"]
+                 "--draft-vocab", "50", "--heldout", str(tmp_path / "states"), "--epochs", "1", "--batch-tokens", "64",
+                 "--json", "-"]
     assert run(arguments) == 0
     out, told = capsys.readouterr()
     figures = json.loads(out)
