@@ -335,6 +335,21 @@ def test_some_rows_by_kind() -> None:
     assert found.shares == pytest.approx(expected | {"matched": 1 - 5 * tenth})
 
 
+def test_a_noisy_target_is_not_taken_apart() -> None:
+    """Errors around 0.12 on all rows: a few are below 0.1, and are not made into a minority that matches."""
+    torch.manual_seed(0)
+    pairs = []
+    for s in walks(3):
+        slots = slots_at(s, STREAMS[1])
+        noise = (0.12 + 0.03 * torch.randn(80, 1, 1)) * slots.norm(dim=-1, keepdim=True) / 8
+        pairs.append((slots + noise * torch.randn_like(slots), s))
+    (found,) = place(pairs)
+    assert found.place == STREAMS[1]
+    assert found.error == pytest.approx(0.12, abs=0.01)
+    assert found.share == 1.0
+    assert found.certain
+
+
 def test_few_tokens() -> None:
     (low, mid, high) = place([(slots_at(walk("a", 20), *STREAMS).bfloat16(), walk("a", 20))])
     assert [p.place for p in (low, mid, high)] == list(STREAMS)

@@ -84,6 +84,7 @@ class Kept:
     capacity: int
     blocks: list[dict[str, Tensor]] = field(default_factory=list)
     threshold: int = 2**63 - 1
+    ordered: bool = False
 
     def wanted(self, keys: Tensor) -> Tensor:
         """Indices of rows that may still be kept, at most `capacity`, in order."""
@@ -96,6 +97,7 @@ class Kept:
         if len(columns["key"]) == 0:
             return
         self.blocks.append(columns)
+        self.ordered = False
         if sum(len(b["key"]) for b in self.blocks) > 2 * self.capacity:
             self._prune()
 
@@ -111,10 +113,11 @@ class Kept:
         """All columns, sorted by sequence and row; empty when nothing was added."""
         if not self.blocks:
             return {}
-        self._prune()
-        held = self.blocks[0]
-        order = (held["sequence"] * 2**32 + held["row"]).argsort()
-        return {name: column[order] for name, column in held.items()}
+        if not self.ordered:
+            self._prune()
+            order = (self.blocks[0]["sequence"] * 2**32 + self.blocks[0]["row"]).argsort()
+            self.blocks, self.ordered = [{name: column[order] for name, column in self.blocks[0].items()}], True
+        return self.blocks[0]
 
 
 def measure(x: Tensor, swept: Sweep, rows: Tensor, candidates: list[Candidate]) -> tuple[Tensor, Tensor]:
@@ -214,7 +217,7 @@ class Evidence:
             ("first", leading), ("sink", sink & finite & ~leading), ("nonfinite", ~finite), ("zero", zero & finite),
             ("ordinary", finite & ~leading & ~sink),
         ):
-            self.seen[name] += rows.sum(0)
+            self.seen[name] = self.seen[name] + rows.sum(0)
 
     def _keep_whole(self, x: Tensor, swept: Sweep, keys: Tensor, index: Tensor, failed: Tensor, number: int) -> None:
         chosen = self.whole.wanted(keys[index])

@@ -124,7 +124,7 @@ def judge(evidence: Evidence, slot: int) -> Placed:
         return base
     reading = usual.best()
     rows = torch.ones(count, dtype=torch.bool)
-    minority = _minority(usual) if reading.error > MATCHED else None
+    minority = _minority(usual, reading) if reading.error > MATCHED else None
     if minority is not None:
         reading, rows = minority
     elif reading.error > UNPLACED:
@@ -152,8 +152,11 @@ def _median(errors: Tensor) -> float | None:
     return float(errors.median()) if len(errors) else None
 
 
-def _minority(usual: Readings) -> tuple[Reading, Tensor] | None:
-    """The plain or lagged reading that holds for some rows only, and those rows [N]."""
+def _minority(usual: Readings, median: Reading) -> tuple[Reading, Tensor] | None:
+    """The plain or lagged reading that holds for some rows only, and those rows [N].
+
+    Rows that are merely the better part of a noisy slot (more than half of its median error) are none.
+    """
     by_lag = torch.stack([usual.plain(lag).errors for lag in LAGS], -1).flatten(1)
     least, where = by_lag.min(1)
     matched = least < MATCHED
@@ -162,6 +165,8 @@ def _minority(usual: Readings) -> tuple[Reading, Tensor] | None:
     winner, votes = Counter(where[matched].tolist()).most_common(1)[0]
     rows = by_lag[:, winner] < MATCHED
     if votes < 0.5 * int(matched.sum()) or int(rows.sum()) < FEW * len(rows):
+        return None
+    if float(by_lag[rows, winner].median()) > GAIN * median.error:
         return None
     return usual.plain(LAGS[winner % len(LAGS)]), rows
 

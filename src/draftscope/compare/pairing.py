@@ -92,7 +92,7 @@ def pair(train: Iterable[Sequence], serve: Iterable[Sequence]) -> Pairing:
             if length <= candidate.rows:
                 holders.setdefault(key, candidate)
     seen: set[int] = set()
-    counts: Counter[str] = Counter()
+    counts: Counter[str] = Counter({"paired": 0})
     for number, sequence in enumerate(held):
         keys = keys_of[number]
         if not keys:
@@ -110,7 +110,7 @@ def pair(train: Iterable[Sequence], serve: Iterable[Sequence]) -> Pairing:
         counts["text differs from here on"] += sequence.rows - covered
         if start < length:
             result.pairs.append(Pair(holders[keys[length - 1]], sequence, start, length))
-    result.counts = {reason: count for reason, count in counts.items() if count or reason == "paired"}
+    result.counts = {reason: rows for reason, rows in counts.items() if rows or reason == "paired"}
     return result
 
 
