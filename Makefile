@@ -1,7 +1,7 @@
 # Python 3.11 or newer, pip, git and make are all that is needed; everything else goes into .venv.
 PYTHON ?= python3
 BIN := .venv/bin
-PYTEST := $(BIN)/pytest -q
+PYTEST := $(BIN)/pytest -q -n 2 --dist worksteal
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test test-embedded test-foreign test-vllm test-peers lint draft bench-generate schemas lock clean
@@ -22,18 +22,18 @@ test: .venv/ready ## the tests that need no engine and no long run
 	$(PYTEST) -m "embedded_quick or not (embedded or vllm or peers)" $(ARGS)
 
 test-embedded: .venv/ready ## the tests on the embedded pair
-	$(PYTEST) -m "embedded or embedded_quick" $(ARGS)
+	$(PYTEST) -m embedded $(ARGS)
 
 test-foreign: test-vllm test-peers ## the next two, in environments of their own (some GB)
 
 test-vllm: .venv/ready ## the tests against vLLM
 	@scripts/env-vllm "$(PYTHON)"
-	$(PYTEST) -m "vllm and not peers" $(ARGS)
+	$(PYTEST) -n 0 -m "vllm and not peers" $(ARGS)
 
 test-peers: .venv/ready ## the tests against speculators, with vLLM
 	@scripts/env-vllm "$(PYTHON)"
 	@scripts/env-speculators "$(PYTHON)"
-	$(PYTEST) -m peers $(ARGS)
+	$(PYTEST) -n 0 -m peers $(ARGS)
 
 lint: .venv/ready ## ruff and mypy
 	$(BIN)/ruff check
