@@ -40,12 +40,12 @@ def answer_rows(answer: Tensor | None, rows: int, tokens: int, k: int) -> Tensor
 
 @dataclass(slots=True)
 class Prepared:
-    """A sequence with the rows to replay: its answer rows, then the starts of its recorded steps.
+    """A sequence with the rows to replay, ascending, each once.
 
     Attributes:
-        to_match: [R, K] int64, -1 where unknown.
-        answers: how many of the rows are answer rows.
-        placed: [N] int64, which recorded steps the other rows are.
+        to_match: [2, R, K] int64: by answer rows and by step starts, -1 where unknown or where the row is none.
+        answers: [A], which of the rows are answer rows.
+        steps: [N], which of the rows the recorded steps start from; placed: [N], the number of each such step.
         finite: rows before the first NaN or Inf.
         walked: the answer mask to walk over, or None for no walk.
     """
@@ -53,7 +53,8 @@ class Prepared:
     sequence: Sequence
     rows: Tensor
     to_match: Tensor
-    answers: int
+    answers: Tensor
+    steps: Tensor
     placed: Tensor
     finite: int
     written: Written
@@ -91,16 +92,21 @@ class Matcher:
         written, share, checked, norm = self._who_wrote(sequence, mask)
         usable = max(min(sequence.rows, known - 1), 0)
         if written == "other":
-            rows, to_match = self._argmax_rules(sequence, mask, usable, norm)
+            answers, wanted = self._argmax_rules(sequence, mask, usable, norm)
         else:
-            rows = answer_rows(mask, usable, known, self.k)
-            to_match = self._text(sequence.token_ids, rows)
+            answers = answer_rows(mask, usable, known, self.k)
+            wanted = self._text(sequence.token_ids, answers)
         starts = torch.zeros(0, dtype=torch.int64) if sequence.steps is None else sequence.steps.start
         placed = ((starts >= 0) & (starts < usable)).nonzero().squeeze(-1)
+        starts = starts[placed]
+        rows = torch.cat([answers, starts]).unique()
+        by_answer, by_start = torch.searchsorted(rows, answers), torch.searchsorted(rows, starts)
+        to_match = torch.full((2, len(rows), self.k), -1, dtype=torch.int64)
+        to_match[0, by_answer], to_match[1, by_start] = wanted, self._text(sequence.token_ids, starts)
         return Prepared(
-            sequence, torch.cat([rows, starts[placed]]), torch.cat([to_match, self._text(sequence.token_ids, starts[placed])]),
-            len(rows), placed, finite_rows(sequence.features), written, share, checked, norm,
-            mask if written != "other" else None,
+            sequence=sequence, rows=rows, to_match=to_match, answers=by_answer, steps=by_start, placed=placed,
+            finite=finite_rows(sequence.features), written=written, share=share, checked=checked, last_norm=norm,
+            walked=mask if written != "other" else None,
         )
 
     def _check(self, sequence: Sequence) -> None:

@@ -163,6 +163,13 @@ class StepMask:
         later._base, later._rows = self._base, rows
         return later
 
+    def narrow(self, chosen: Tensor) -> None:
+        """Go on with some of those rows: indices [B, R'] into the R of `on` (or of the last `narrow`)."""
+        assert self._rows is not None
+        self._rows = self._rows.gather(1, chosen)
+        index = chosen[:, None, :, None]
+        self._own = [(k.take_along_dim(index, 2), v.take_along_dim(index, 2)) for k, v in self._own]
+
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         groups = q.shape[1] // k.shape[1]
         rows = torch.arange(q.shape[2], device=q.device) if self._rows is None else self._rows

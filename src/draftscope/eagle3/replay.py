@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 
 from draftscope.eagle3.acceptance import Ints, Likelihood
+from draftscope.eagle3.drafting import Drafted, Drafter
 from draftscope.eagle3.matching import Matcher, Prepared, Text, answer_rows
-from draftscope.eagle3.model import Draft, StepMask
+from draftscope.eagle3.model import Draft
 from draftscope.eagle3.replayed import Gate, NearTie, Outcome, Replay, Replayed, StepOutcome, compare
 from draftscope.errors import UsageError
 from draftscope.states.types import Sequence, Steps
@@ -34,8 +35,6 @@ __all__ = ["Gate", "NearTie", "Outcome", "Replay", "Replayed", "StepOutcome", "a
 
 _BUFFERED_BYTES = 256 << 20
 _BATCH_TOKENS = 4096
-_SCORES = 1 << 24
-_LOGITS = 1 << 24
 
 
 def replay(
@@ -59,7 +58,7 @@ def replay(
     """
     if k < 1:
         raise UsageError(f"k is {k}; a step drafts at least one token")
-    matcher, drafter = Matcher(draft, parts, k, text), _Drafter(draft, k)
+    matcher, drafter = Matcher(draft, parts, k, text), Drafter(draft, k)
     result = Replay(k)
     names: dict[str, int] = {}
     with torch.no_grad():
@@ -67,8 +66,8 @@ def replay(
             prepared = [matcher.prepare(_named(sequence, names)) for sequence in group]
             done: dict[int, Replayed] = {}
             for batch in _batches(prepared):
-                for i, replayed in zip(batch, drafter.run([prepared[i] for i in batch]), strict=True):
-                    done[i] = replayed
+                for i, drafted in zip(batch, drafter.run([prepared[i] for i in batch]), strict=True):
+                    done[i] = _judge(prepared[i], drafted, drafter)
                 if on_tokens is not None:
                     on_tokens(sum(prepared[i].sequence.rows for i in batch))
             result.sequences += [done[i] for i in range(len(group))]
@@ -133,133 +132,39 @@ def _span(one: Prepared) -> int:
     return int(one.rows.max()) + 1 if len(one.rows) else 0
 
 
-class _Drafter:
-    """Runs the draft over batches of prepared sequences and judges its tokens."""
-
-    def __init__(self, draft: Draft, k: int) -> None:
-        self.draft, self.k = draft, k
-        vocab, targets = draft.config.vocab_size, draft.target_ids
-        inside = (targets >= 0) & (targets < vocab)
-        # A map that sends two draft ids to one target id is broken; the higher draft id then stands for it.
-        self.inverse = torch.full((vocab,), -1, dtype=torch.int64)
-        self.inverse[targets[inside]] = torch.arange(len(targets))[inside]
-
-    def run(self, batch: list[Prepared]) -> list[Replayed]:
-        return [self._judge(one, *found) for one, found in zip(batch, self._draft(batch), strict=True)]
-
-    def _draft(self, batch: list[Prepared]) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """K steps on the rows of a batch.
-
-        Returns:
-            per sequence: drafted target ids [R, K]; the gap between the two highest logits [N, K] at the step starts; the
-            log-probability [A] of the first token to match at the answer rows, NaN outside the draft vocabulary.
-        """
-        draft, k = self.draft, self.k
-        span, width = max(_span(one) for one in batch), max(len(one.rows) for one in batch)
-        if not width:
-            nothing = torch.zeros(0, k)
-            return [(nothing.long(), nothing, nothing[:, 0]) for _ in batch]
-        config = draft.config
-        shape = (len(batch), span, config.slots, config.target_hidden_size)
-        features = torch.zeros(shape, dtype=draft.fc.weight.dtype)
-        tokens = torch.zeros(len(batch), span + k, dtype=torch.int64)
-        positions = torch.zeros(len(batch), span, dtype=torch.int64)
-        rows = torch.zeros(len(batch), width, dtype=torch.int64)
-        for i, one in enumerate(batch):
-            length = _span(one)
-            finite = min(length, one.finite)
-            features[i, :finite] = one.sequence.features[:finite].to(features.dtype)
-            text = one.sequence.token_ids[: span + k]
-            tokens[i, : len(text)] = text
-            positions[i, :length] = one.sequence.positions[:length]
-            rows[i, : len(one.rows)] = one.rows
-        mask = StepMask(config.sliding_window)
-        first = draft(draft.project(features), draft.embed(tokens[:, 1 : span + 1]), positions, mask)
-        del features
-        pieces = [
-            self._steps(batch, first, tokens, positions, mask, chosen, begin)
-            for begin, chosen in _pieces(rows, max(1, _SCORES // (len(batch) * config.num_attention_heads * span)))
-        ]
-        return [
-            (torch.cat([p[i][0] for p in pieces]), torch.cat([p[i][1] for p in pieces]), torch.cat([p[i][2] for p in pieces]))
-            for i in range(len(batch))
-        ]
-
-    def _steps(
-        self, batch: list[Prepared], first: Tensor, tokens: Tensor, positions: Tensor, mask: StepMask, rows: Tensor, begin: int,
-    ) -> list[tuple[Tensor, Tensor, Tensor]]:
-        draft = self.draft
-        hidden = first.gather(1, rows[..., None].expand(-1, -1, first.shape[-1]))
-        base = positions.gather(1, rows)
-        later = mask.on(rows)
-        read = [[self._read(hidden[i], one, begin, 0) for i, one in enumerate(batch)]]
-        for step in range(1, self.k):
-            embeds = draft.embed(tokens.gather(1, (rows + 1 + step).clamp(max=tokens.shape[1] - 1)))
-            hidden = draft(draft.feedback(hidden), embeds, base + step, later)
-            read.append([self._read(hidden[i], one, begin, step) for i, one in enumerate(batch)])
-        return [
-            (torch.stack([r[i][0] for r in read], -1), torch.stack([r[i][1] for r in read], -1), read[0][i][2])
-            for i in range(len(batch))
-        ]
-
-    def _read(self, hidden: Tensor, one: Prepared, begin: int, step: int) -> tuple[Tensor, Tensor, Tensor]:
-        """One sequence's rows from `begin` on: drafted ids [r], gaps of the step starts, scores of the answer rows."""
-        rows = max(0, min(len(one.rows) - begin, len(hidden)))
-        answers = max(0, min(one.answers - begin, rows))
-        drafted, gaps, scores = [], [hidden.new_zeros(0)], [hidden.new_zeros(0)]
-        size = max(1, _LOGITS // self.draft.config.draft_vocab_size)
-        for at in range(0, rows, size):
-            logits = self.draft.logits(hidden[at : min(at + size, rows)])
-            drafted.append(self.draft.target_ids[logits.argmax(-1)])
-            split = max(0, min(answers - at, len(logits)))
-            if split < len(logits):
-                best = logits[split:].topk(min(2, logits.shape[-1]), -1).values
-                gaps.append(best[:, 0] - best[:, -1])
-            if split and not step:
-                scores.append(self._score(logits[:split], one.to_match[begin + at : begin + at + split, 0]))
-        return torch.cat(drafted) if drafted else one.rows[:0], torch.cat(gaps), torch.cat(scores)
-
-    def _score(self, logits: Tensor, wanted: Tensor) -> Tensor:
-        column = torch.where(wanted >= 0, self.inverse[wanted.clamp(min=0)], -1)
-        score = logits.gather(1, column.clamp(min=0)[:, None]).squeeze(1) - logits.logsumexp(-1)
-        return score.masked_fill(column < 0, torch.nan)
-
-    def _judge(self, one: Prepared, drafted: Tensor, gaps: Tensor, scores: Tensor) -> Replayed:
-        known = one.to_match >= 0
-        lead = ((drafted == one.to_match) & known).cumprod(-1).sum(-1)
-        lead = lead.masked_fill(one.rows >= one.finite, 0)
-        rows, found = one.rows.numpy(), Outcome(one.rows.numpy(), lead.numpy(), known.sum(-1).numpy(), self.k)
-        answer = found.take(np.arange(one.answers))
-        walked = None
-        if one.walked is not None:
-            walked = answer.take(walk(one.walked, answer.rows, answer.accepted))
-        steps = None
-        if one.sequence.steps is not None:
-            steps = self._judge_steps(one.sequence.steps, one, found.take(np.arange(one.answers, len(rows))), gaps)
-        usable = (one.to_match[: one.answers, 0] >= 0) & (one.rows[: one.answers] < one.finite)
-        inside = usable & torch.isfinite(scores)
-        likelihood = Likelihood(
-            total=-float(scores[inside].sum(dtype=torch.float64)), inside=int(inside.sum()),
-            covered=int((self.inverse[one.to_match[: one.answers, 0].clamp(min=0)] >= 0)[usable].sum()), rows=int(usable.sum()),
-        )
-        return Replayed(
-            name=one.sequence.name, written=one.written, share=one.share, checked=one.checked, last_norm=one.last_norm,
-            answer=answer, walk=walked, steps=steps, likelihood=likelihood,
-            nonfinite=int((one.rows[: one.answers] >= one.finite).sum()),
-        )
-
-    def _judge_steps(self, steps: Steps, one: Prepared, found: Outcome, gaps: Tensor) -> StepOutcome:
-        """Tokens that the engine did not draft in a step count as not accepted, as its own counters have it."""
-        chosen = one.placed.numpy()
-        depth = np.full(len(chosen), self.k)
-        if steps.drafted is not None:
-            depth = np.minimum((steps.drafted[one.placed] >= 0).sum(-1).numpy(), self.k)
-        told = (found.lead < found.limit) | (found.limit >= depth)
-        outcome = Outcome(found.rows, np.minimum(found.lead, depth), np.where(told, self.k, found.limit), self.k)
-        recorded = np.minimum(steps.accepted[one.placed].numpy(), self.k)
-        return StepOutcome(outcome, recorded, gaps.double().numpy(), steps.left_out + len(steps.start) - len(chosen))
+def _judge(one: Prepared, drafted: Drafted, drafter: Drafter) -> Replayed:
+    k = drafter.k
+    limit = (one.to_match >= 0).sum(-1)
+    answer = _outcome(one.rows, drafted.lead[0], limit[0], one.answers, k)
+    steps = None
+    if one.sequence.steps is not None:
+        starts = _outcome(one.rows, drafted.lead[1], limit[1], one.steps, k)
+        steps = _judge_steps(one.sequence.steps, one.placed, starts, drafted.gap[one.steps])
+    wanted, score = one.to_match[0, one.answers, 0], drafted.score[one.answers]
+    seeing = one.rows[one.answers] >= one.finite
+    usable = (wanted >= 0) & ~seeing
+    inside = usable & torch.isfinite(score)
+    return Replayed(
+        name=one.sequence.name, written=one.written, share=one.share, checked=one.checked, last_norm=one.last_norm,
+        answer=answer, steps=steps, nonfinite=int(seeing.sum()),
+        walk=None if one.walked is None else answer.take(walk(one.walked, answer.rows, answer.accepted)),
+        likelihood=Likelihood(
+            total=-float(score[inside].sum(dtype=torch.float64)), inside=int(inside.sum()),
+            covered=int(drafter.covers(wanted)[usable].sum()), rows=int(usable.sum()),
+        ),
+    )
 
 
-def _pieces(rows: Tensor, size: int) -> Iterator[tuple[int, Tensor]]:
-    for begin in range(0, rows.shape[1], size):
-        yield begin, rows[:, begin : begin + size]
+def _outcome(rows: Tensor, lead: Tensor, limit: Tensor, chosen: Tensor, k: int) -> Outcome:
+    return Outcome(rows[chosen].numpy(), lead[chosen].numpy(), limit[chosen].numpy(), k)
+
+
+def _judge_steps(steps: Steps, placed: Tensor, found: Outcome, gaps: Tensor) -> StepOutcome:
+    """Tokens that the engine did not draft in a step count as not accepted, as its own counters have it."""
+    depth = np.full(len(placed), found.k)
+    if steps.drafted is not None:
+        depth = np.minimum((steps.drafted[placed] >= 0).sum(-1).numpy(), found.k)
+    told = (found.lead < found.limit) | (found.limit >= depth)
+    outcome = Outcome(found.rows, np.minimum(found.lead, depth), np.where(told, found.k, found.limit), found.k)
+    recorded = np.minimum(steps.accepted[placed].numpy(), found.k)
+    return StepOutcome(outcome, recorded, gaps.double().numpy(), steps.left_out + len(steps.start) - len(placed))
