@@ -111,7 +111,7 @@ def test_same_entries_are_equal_bytes_nan_included(slots: int, rows: int, dtype:
 
 @pytest.mark.parametrize(("label", "number"), [
     ("embed", -1), ("embed_tokens", -1), ("layer 3", 3), ("layer id 30", 30), ("Layer_31", 31), ("model.layers.12", 12),
-    ("59", 59), ("entry 2", None), ("low", None), ("", None),
+    ("59", 59), ("boundary 27", 27), ("last", 10**6), ("entry 2", None), ("low", None), ("", None),
 ])
 def test_what_layer_a_label_names(label: str, number: int | None) -> None:
     assert layer_number(label) == number

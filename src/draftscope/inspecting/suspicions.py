@@ -13,6 +13,7 @@ from draftscope.inspecting.report import Entry, Group
 from draftscope.target.parts import TargetParts
 
 NOTICEABLE_SCALE = 0.02
+LAST = 10**6
 CLEARLY = 1.25
 """Ratio of norms from which one entry is taken for deeper than another."""
 
@@ -188,10 +189,12 @@ def says_embedding(label: str) -> bool:
 
 
 def layer_number(label: str) -> int | None:
-    """The layer that a label names; None where it names none."""
+    """The layer that a label names, by its own count: for order alone; None where it names none."""
     if says_embedding(label):
         return -1
-    found = re.fullmatch(r"\D*layer\D*(-?\d+)\D*", label, re.IGNORECASE) or re.fullmatch(r"\s*(-?\d+)\s*", label)
+    if label.strip().lower() in ("last", "last state", "last_hidden_state", "final"):
+        return LAST
+    found = re.fullmatch(r"\D*(?:layer|boundary)\D*(-?\d+)\D*", label, re.IGNORECASE) or re.fullmatch(r"\s*(-?\d+)\s*", label)
     return int(found.group(1)) if found else None
 
 
