@@ -118,7 +118,8 @@ def test_without_steps_runtime_stays_open(healthy: Run, tmp_path: Path) -> None:
     assert found.findings == []
     assert found.verdict == "undecided"
     assert any("verify steps" in text for text in found.next)
-    assert found.acceptance.as_read is not None
+    assert found.acceptance.served is not None
+    assert found.acceptance.as_read is None  # nobody said whose reading is in effect
 
 
 def test_rows_beside_each_other_without_marks(case: Run, tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def test_fault_is_found_first(rig: Rig, fault: Fault, variant: str, tmp_path: Pa
     assert first.fix.says
     json.loads(found.json_text())
     if "train" in variant or fault.id == "lossmask-empty":
-        assert all(w.startswith("train:") for w in first.where)
+        assert all(w.startswith("train:") for w in first.where), first.where
         assert found.verdict == "data"
     if first.recovery == "replayed":
         assert first.acceptance is not None

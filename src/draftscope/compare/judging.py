@@ -16,6 +16,7 @@ from draftscope.compare.transforms import Rotation, fit_rotation, gram_error, ma
 
 UNPLACED = 0.3
 GAIN = 0.5  # a more elaborate reading has to halve the error
+VANISHED = 1e-4
 NOTICEABLE = 0.02  # factors closer to 1 are not reported
 MATCHED = 0.1  # row-level match where the median fails
 FEW = 0.1  # least share of rows that may place a slot whose other rows fail
@@ -95,7 +96,9 @@ class Readings:
         if lagged.improves(chosen):
             chosen = lagged
         scaled = min((self.scaled(lag) for lag in LAGS), key=lambda r: r.error)
-        if abs(float(scaled.scales[scaled.best]) - 1) > NOTICEABLE and scaled.improves(chosen):
+        factor = float(scaled.scales[scaled.best])
+        # A slot that was never written is every place times zero.
+        if abs(factor) > VANISHED and abs(factor - 1) > NOTICEABLE and scaled.improves(chosen):
             chosen = scaled
         direction = self.direction()
         if chosen.error > NOTICEABLE and direction.improves(chosen):

@@ -50,6 +50,8 @@ class Selected:
     Attributes:
         labels: the entries' names as the files claim, last state's included.
         masked, empty, answer_tokens: loss masks over all samples read.
+        begins_late: requests recorded from a later position than their first (a cached prefix): their history is not here.
+        other_shape: sequences left out by their own slots and width, `SLOTSxWIDTH`, where the source's first has another.
         nonfinite: (slot, rows, of, first name, first row); slot -1 is the last state.
         checked: samples whose values were all looked at.
     """
@@ -63,6 +65,8 @@ class Selected:
     masked: int = 0
     empty: int = 0
     answer_tokens: int = 0
+    begins_late: int = 0
+    other_shape: dict[str, int] = field(default_factory=dict)
     nonfinite: list[tuple[int, int, int, str, int]] = field(default_factory=list)
     checked: int = 0
 
@@ -125,7 +129,7 @@ def open_case(inputs: Inputs, report: Callable[[str], None] = lambda _: None) ->
             slots = int(case.train.sequences[0].features.shape[1])
         case.serve = _select(inputs.serve, "traces", inputs, slots, width)
     claimed = None if case.serve is None else case.serve.meta.get("num_spec_tokens")
-    case.k = inputs.k or (int(claimed) if isinstance(claimed, int) and claimed > 0 else 3)
+    case.k = inputs.k or (claimed if isinstance(claimed, int) and 0 < claimed <= 16 else 3)
     return case
 
 
@@ -161,8 +165,9 @@ def _select(path: Path, kind: str, inputs: Inputs, slots: int | None, width: int
             remedy=f"This option takes {expected}",
         )
     selected = Selected(source, meta=dict(source.meta))
-    lengths = []
+    lengths: list[int] = []
     read = 0
+    shape: tuple[int, int] | None = None
     for item in source:
         if isinstance(item, Sample):
             selected.labels = selected.labels or item.labels
@@ -174,11 +179,21 @@ def _select(path: Path, kind: str, inputs: Inputs, slots: int | None, width: int
         else:
             selected.meta = {**item.meta, **selected.meta}
         sequence = _sequence(item, slots, width, path)
-        lengths.append(sequence.rows)
+        own = (int(sequence.features.shape[1]), int(sequence.features.shape[2]))
+        shape = shape or own
         read += sequence.features.nbytes
         if read <= INTEGRITY_BYTES:
             _count_nonfinite(selected, sequence)
             selected.checked += 1
+        usable = sequence.rows
+        if own != shape:
+            name = f"{own[0]}x{own[1]}"
+            selected.other_shape[name] = selected.other_shape.get(name, 0) + 1
+            usable = 0
+        elif sequence.rows and int(sequence.positions[0]) != 0:
+            selected.begins_late += 1
+            usable = 0
+        lengths.append(usable)
     selected.total = len(lengths)
     chosen = _spread(lengths, inputs.max_tokens)
     for position, item in enumerate(source):
@@ -187,8 +202,13 @@ def _select(path: Path, kind: str, inputs: Inputs, slots: int | None, width: int
             taken = _head(sequence, LONGEST)
             selected.rows_left_out += sequence.rows - taken.rows
             selected.sequences.append(taken)
+            if position >= selected.checked:
+                _count_nonfinite(selected, taken)
     if not selected.sequences:
-        raise DraftscopeError("holds no sequence of two or more rows", where=str(path), remedy="There is nothing to compare")
+        why = "holds no sequence of two or more rows"
+        if selected.begins_late:
+            why = f"holds {selected.begins_late} requests, none recorded from its first token"
+        raise DraftscopeError(why, where=str(path), remedy="Capture whole requests, with the prefix cache off")
     return selected
 
 

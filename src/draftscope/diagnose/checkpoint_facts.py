@@ -27,7 +27,7 @@ def map_facts(checkpoint: Checkpoint) -> MapFacts:
         )
     offset = torch.arange(size) + d2t.long()
     if size < vocab and not bool(d2t.any()):
-        true = "" if t2d is None else f"; t2d has true entries up to {int(t2d.nonzero().max())}"
+        true = "" if t2d is None else f"; {int(t2d.bool().sum())} entries of t2d are true"
         chosen = None if t2d is None else t2d.bool().nonzero().squeeze(-1)
         if chosen is not None and torch.equal(chosen, torch.arange(size)):
             return facts("offset", "d2t is zero and t2d agrees: the draft's vocabulary is the first ids")
@@ -40,7 +40,9 @@ def map_facts(checkpoint: Checkpoint) -> MapFacts:
         why = f"{agree_offset:.1%} of i + d2t[i] are true in t2d, {agree_absolute:.1%} of d2t[i]"
         if beyond:
             why = f"{beyond} of {size} ids i + d2t[i] lie beyond the vocabulary of {vocab}; {why}"
-        return facts("absolute" if agree_absolute > 0.99 and agree_offset < 0.99 else "offset", why)
+        if agree_offset < 0.99:
+            return facts("absolute" if agree_absolute > 0.99 else "contradicts", why)
+        return facts("offset", why)
     if beyond and bool(((d2t >= 0) & (d2t < vocab)).all()) and len(torch.unique(d2t)) == size:
         return facts(
             "absolute",

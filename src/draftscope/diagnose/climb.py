@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from draftscope.diagnose.case import Selected
-from draftscope.diagnose.ladder import Ladder, Repair, combine
+from draftscope.diagnose.ladder import Ladder, Repair, as_meant, combine
 from draftscope.eagle3.acceptance import Counts, summarise
 from draftscope.eagle3.reading import D2T, Reading
 from draftscope.eagle3.replayed import Replay
@@ -31,35 +31,49 @@ AGREE, SAME = 0.95, 0.03
 def climb(examination: Examination) -> None:
     """Every rung that the inputs allow; a rung without data stays None."""
     case, m, ladder = examination.case, examination.m, examination.ladder
-    if ladder is not None and not [name for name in m.missing if name != "d2t"]:
-        examination.report("replaying the draft")
-        absolute = m.vocabulary is not None and m.vocabulary.stored == "absolute"
-        meant = combine([], Reading(d2t="absolute") if absolute else Reading())
-        try:
-            _replays(examination, ladder, meant)
-        except UsageError as error:
-            examination.next.append(f"replay: {error}")
-    if case.serve is not None and (counted := counted_steps(case.serve.sequences, case.k)) is not None:
-        examination.rungs["measured"] = counted
+    if case.serve is not None:
+        examination.counted = counted_steps(case.serve.sequences, case.k)
+        if examination.counted is not None:
+            examination.rungs["measured"] = examination.counted
     if case.inputs.metrics is not None:
         _counters(examination, read_counters(case.inputs.metrics))
+    if ladder is None or [name for name in m.missing if name != "d2t"]:
+        return
+    examination.report("replaying the draft")
+    repair = as_meant(m)
+    for side, run in (("train", _trained), ("serve", _served)):
+        given = m.shapes.get(side)
+        if (given is not None and given == m.shapes.get("draft")) or (side == "train" and case.heldout is not None):
+            try:
+                run(examination, ladder, repair)
+            except UsageError as error:
+                examination.next.append(f"{'trained' if side == 'train' else 'served'}: {error}")
 
 
-def _replays(examination: Examination, ladder: Ladder, meant: Repair) -> None:
+def _trained(examination: Examination, ladder: Ladder, meant: Repair) -> None:
     case, m = examination.case, examination.m
-    if case.train is not None:
-        trained = ladder.trained(meant)
-        _rung(examination, "trained", trained, held_out=case.heldout is not None)
-        m.unigram_nll = unigram_nll(case.train)
-        examination.matched["trained_text"] = trained.text()
-    if case.serve is not None:
-        if ladder.can_remake:
-            _rung(examination, "reference", ladder.remade(meant))
-        _rung(examination, "served", ladder.served(meant))
-        _gate(examination, ladder)
-        as_read = ladder.served(combine([], examination.as_read))
+    facts = m.vocabulary
+    if facts is not None and facts.stored not in ("offset", "none needed", "absolute") and not facts.rebuilt:
+        examination.next.append("trained: not without the draft's vocabulary map")
+        return
+    trained = ladder.trained(meant)
+    _rung(examination, "trained", trained, held_out=case.heldout is not None)
+    m.unigram_nll = unigram_nll(case.heldout or case.train)
+    examination.matched["trained_text"] = trained.text()
+
+
+def _served(examination: Examination, ladder: Ladder, meant: Repair) -> None:
+    case, m = examination.case, examination.m
+    if ladder.can_remake:
+        _rung(examination, "reference", ladder.remade(meant))
+    _rung(examination, "served", ladder.served(meant))
+    _gate(examination, ladder)
+    as_read = ladder.served(combine([], examination.as_read))
+    examination.matched["served_text"] = as_read.text()
+    assert case.serve is not None
+    # Our own engine reads a checkpoint as it is meant; how an unknown one does is not known.
+    if m.consumer is not None or case.serve.meta.get("engine") == "transformers" or examination.as_read != Reading():
         _rung(examination, "as_read", as_read)
-        examination.matched["served_text"] = as_read.text()
 
 
 def _rung(examination: Examination, name: str, replayed: Replay, held_out: bool | None = None) -> None:
@@ -71,7 +85,7 @@ def _rung(examination: Examination, name: str, replayed: Replay, held_out: bool 
 def _gate(examination: Examination, ladder: Ladder) -> None:
     """The engine's own counts reproduced as read; if not, each known runtime fault is added to the reading."""
     m, as_read = examination.m, examination.as_read
-    m.stages = _stages(examination, ladder)
+    m.stages = _stages(examination, ladder, as_read)
     gate = ladder.served(combine([], as_read)).gate()
     if gate is None:
         return
@@ -87,17 +101,24 @@ def _gate(examination: Examination, ladder: Ladder) -> None:
     if m.vocabulary and m.vocabulary.stored not in ("none needed", "missing"):
         readings: tuple[D2T, ...] = ("zero", "absolute", "offset")
         tried |= {f"d2t={d}": replace(as_read, d2t=d) for d in readings if d != as_read.d2t}
+    checkpoint = examination.case.checkpoint
+    if checkpoint is not None:
+        turned = not {**checkpoint.config.model_dump(), **as_read.settings}["norm_before_residual"]
+        settings = {**as_read.settings, "norm_before_residual": turned}
+        tried[f"norm_before_residual={turned}"] = replace(as_read, settings=settings)
     best = 0.0
     for name, reading in tried.items():
         other = ladder.served(combine([], reading)).gate()
         if other is None:
             continue
+        if not _explains(examination, ladder, name, reading):
+            continue
         m.gate_with[name] = GateFacts(other.share, other.steps, len(other.near_ties), other.left_out)
-        if other.passed and other.share > best and _explains(examination, name):
+        if other.passed and other.share > best:
             best, examination.as_read = other.share, reading
 
 
-def _explains(examination: Examination, name: str) -> bool:
+def _explains(examination: Examination, ladder: Ladder, name: str, reading: Reading) -> bool:
     """Whether what the engine recorded of its drafts speaks for a reading whose counts agree.
 
     An engine that accepts nothing agrees with every reading under which nothing is accepted: the drafts themselves must agree,
@@ -109,14 +130,17 @@ def _explains(examination: Examination, name: str) -> bool:
         return found.head_agreement.get(value, 0.0) > AGREE
     if found is not None and key == "feedback" and found.feedback_error:
         return found.feedback_error.get(value, 1.0) < SAME
+    if found is not None and key == "norm_before_residual" and found.layer_error is not None:
+        again = _stages(examination, ladder, reading)
+        return again is not None and again.layer_error is not None and again.layer_error < SAME
     return serve is not None and any(bool(s.steps.accepted.any()) for s in serve.sequences if s.steps is not None)
 
 
-def _stages(examination: Examination, ladder: Ladder) -> StageFacts | None:
+def _stages(examination: Examination, ladder: Ladder, reading: Reading) -> StageFacts | None:
     case = examination.case
     assert case.serve is not None
     assert case.checkpoint is not None
-    draft = ladder.draft(examination.as_read)
+    draft = ladder.draft(reading)
     found = stages(draft, case.serve.sequences, offsets=case.checkpoint.tensors.get("d2t"))
     if found is None:
         return None
@@ -134,16 +158,34 @@ def counted_steps(sequences: Iterable[Sequence], k: int) -> Rung | None:
 
 
 def _counters(examination: Examination, counters: Counters) -> None:
-    k = max(len(counters.accepted), 1)
-    reached = np.array([counters.drafts, *counters.accepted[:-1]])
-    pooled = Counts("counters", reached, np.array(counters.accepted), counters.drafts)
-    examination.rungs["measured"] = summarise([pooled], k, "engine")
     length = "no steps" if counters.length is None else f"{counters.drafts} steps, accept length {counters.length:.3f}"
     examination.steps.append(f"measured: {counters.says}, {length}")
+    if not counters.accepted:
+        if counters.length is not None:
+            examination.rungs["measured"] = Rung(
+                k=examination.case.k,
+                length=counters.length,
+                joint=[],
+                conditional=[],
+                rounds=counters.drafts,
+                rows=0,
+                readout="engine",
+            )
+        return
+    reached = np.array([counters.drafts, *counters.accepted[:-1]])
+    pooled = Counts("counters", reached, np.array(counters.accepted), counters.drafts)
+    examination.rungs["measured"] = summarise([pooled], len(counters.accepted), "engine")
+    if len(counters.accepted) != examination.case.k:
+        examination.next.append(
+            f"measured: the counters are of K = {len(counters.accepted)}, the replays of K = {examination.case.k}; give --k to "
+            "compare"
+        )
 
 
-def unigram_nll(selected: Selected) -> float | None:
+def unigram_nll(selected: Selected | None) -> float | None:
     """-log p of the answer tokens under their own frequencies (the entropy of the unigram distribution); None without answers."""
+    if selected is None:
+        return None
     tokens = [s.token_ids[s.answer[: len(s.token_ids)]] if s.answer is not None else s.token_ids for s in selected.sequences]
     joined = torch.cat(tokens)
     if len(joined) < 2:

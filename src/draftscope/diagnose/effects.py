@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from draftscope.diagnose.ladder import Ladder, Repair, combine
+from draftscope.diagnose.ladder import Ladder, combine
+from draftscope.diagnose.sides import judging
 from draftscope.eagle3.reading import Reading
 from draftscope.eagle3.replayed import Replay, compare
 from draftscope.faults.base import Suspicion, Undo
 from draftscope.findings import Effect, Rung
-
-HALVES_FROM = 16
-"""Sequences from which figures come from the half on which nothing was chosen."""
 
 
 @dataclass(slots=True)
@@ -19,14 +17,7 @@ class Costs:
     """Effects in the order of the suspicions, and the whole repair."""
 
     effects: list[Effect | None]
-    repair: Repair | None
-    repaired: Rung | None
-    judged_on: list[str]
-
-
-def judged_names(names: list[str]) -> list[str]:
-    """The sequences that figures come from: every other one, or all where there are few."""
-    return names[1::2] if len(names) >= HALVES_FROM else names
+    repaired: Rung | None = None
 
 
 def costs(ladder: Ladder, suspicions: list[Suspicion], as_read: Reading, measured: Rung | None) -> Costs:
@@ -36,12 +27,12 @@ def costs(ladder: Ladder, suspicions: list[Suspicion], as_read: Reading, measure
     """
     case = ladder.case
     if case.serve is None or case.checkpoint is None:
-        return Costs([None] * len(suspicions), None, None, [])
-    names = judged_names([s.name for s in case.serve.sequences])
+        return Costs([None] * len(suspicions))
+    names = judging([s.name for s in case.serve.sequences])
     undoable = [s for s in suspicions if s.undo is not None and s.side == "serve"]
     undoable = [s for s in undoable if not (s.undo and s.undo.reference) or ladder.can_remake]
     if not undoable:
-        return Costs([None] * len(suspicions), None, None, names)
+        return Costs([None] * len(suspicions))
 
     def run(which: list[Suspicion]) -> Replay:
         return ladder.served(combine((s.undo for s in which if s.undo is not None), as_read)).only(names)
@@ -73,8 +64,7 @@ def costs(ladder: Ladder, suspicions: list[Suspicion], as_read: Reading, measure
                 gain_interval=None if opaque else gain.interval,
             )
         )
-    whole = combine((s.undo for s in undoable if s.undo is not None), as_read)
-    return Costs(effects, whole, fixed.rung(chosen, seed=case.inputs.seed), names)
+    return Costs(effects, fixed.rung(chosen, seed=case.inputs.seed))
 
 
 def loss(effect: Effect | None) -> float:

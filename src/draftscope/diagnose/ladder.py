@@ -17,6 +17,7 @@ from draftscope.eagle3.reading import Reading
 from draftscope.eagle3.replay import replay
 from draftscope.eagle3.replayed import Replay
 from draftscope.faults.base import Undo
+from draftscope.faults.measurements import Measurements
 from draftscope.findings import Placed
 from draftscope.states.types import Sequence
 
@@ -32,10 +33,6 @@ class Repair:
     reading: Reading = field(default_factory=Reading)
     rebuilt_map: bool = False
 
-    @property
-    def needs_target(self) -> bool:
-        return bool(self.reference)
-
 
 def combine(undos: Iterable[Undo], base: Reading) -> Repair:
     """The repair that undoes all of these, starting from a reading in effect."""
@@ -46,6 +43,8 @@ def combine(undos: Iterable[Undo], base: Reading) -> Repair:
             rebuilt = True
         elif undo.d2t is not None:
             reading = replace(reading, d2t=undo.d2t)
+        if undo.settings:
+            reading = replace(reading, settings={})
         if undo.feedback is not None:
             reading = replace(reading, feedback=undo.feedback)
         repair = Repair(
@@ -57,6 +56,16 @@ def combine(undos: Iterable[Undo], base: Reading) -> Repair:
             rebuilt_map=rebuilt,
         )
     return repair
+
+
+def as_meant(m: Measurements) -> Repair:
+    """The checkpoint as its trainer meant it, its vocabulary map mended where the file allows that."""
+    facts = m.vocabulary
+    if facts is not None and facts.stored == "absolute":
+        return combine([], Reading(d2t="absolute"))
+    if facts is not None and facts.stored in ("missing", "zero", "contradicts") and facts.rebuilt:
+        return combine([Undo(d2t="rebuilt")], Reading())
+    return combine([], Reading())
 
 
 class Ladder:
@@ -83,7 +92,9 @@ class Ladder:
         return (
             self.serve is not None
             and self.reference is not None
-            and all(p.boundary in self.serve.kept and p.kind == "stream" and p.norm == "pre" for p in self.reference)
+            and all(
+                p.boundary in self.serve.kept and p.kind == "stream" and p.norm == "pre" and not p.lag for p in self.reference
+            )
         )
 
     def draft(self, reading: Reading, rebuilt_map: bool = False) -> Draft:
@@ -116,7 +127,7 @@ class Ladder:
         return self.served(whole)
 
     def _run(self, key: tuple[object, ...], repair: Repair, sequences: Iterable[Sequence]) -> Replay:
-        name = repr(key)
+        name = repr((key, [(p.boundary, p.scale) for p in self.reference or ()]))
         if name not in self._replays:
             draft = self.draft(repair.reading, repair.rebuilt_map)
             self._replays[name] = replay(draft, sequences, parts=self.case.parts, k=self.case.k, on_tokens=self.on_tokens)

@@ -10,10 +10,10 @@ from draftscope.boundaries import default_boundaries
 from draftscope.compare.pairing import Matched, match_entries, pair
 from draftscope.compare.statistics import compare_fingerprints
 from draftscope.diagnose.case import Selected
-from draftscope.diagnose.ladder import Ladder, combine
+from draftscope.diagnose.ladder import Ladder, as_meant
 from draftscope.diagnose.reference import decide, from_boundaries
 from draftscope.diagnose.sides import side_facts, sweep_side
-from draftscope.eagle3.reading import Reading
+from draftscope.faults.measurements import TRAINED
 from draftscope.findings import Placed
 from draftscope.scan.fingerprint import Fingerprint
 from draftscope.scan.scan import add_sequence
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 MATCHED = 0.05
 """Relative error up to which a served slot equals a training entry on the rows of a shared text."""
+TEXTS_DIFFER = 0.2
+"""-log p by which two texts of one target may differ without anything being wrong."""
 CLEAR = 0.5
 """Least margin over the next entry."""
 
@@ -42,6 +44,12 @@ def place(examination: Examination) -> None:
     if case.checkpoint is not None and _has_embedding(examination):
         examination.ladder = Ladder(case, examination.swept.get("serve"), None)
     m.reference, m.reference_from, m.departed = decide(train, serve, m.expected, lambda: _prefers_served(examination))
+    compared = m.serve is not None and (
+        m.serve.proof == "pairs" or (m.serve.proof == "parts" and m.train is not None and bool(m.train.embedding))
+    )
+    if compared:
+        # Told from training rows themselves; the configuration only lends the entries their names.
+        m.reference_from = TRAINED
     if examination.ladder is not None:
         examination.ladder.reference = m.reference
 
@@ -66,10 +74,15 @@ def _by_sweep(examination: Examination) -> None:
 
 
 def _by_parts(examination: Examination) -> None:
-    """Only the embedding can be told from the target's ends alone."""
-    for facts in examination.m.sides():
-        if any(facts.embedding):
-            facts.slots = [_unplaced(i) if not found else _at(i, 0, None) for i, found in enumerate(facts.embedding)]
+    """Only the embedding can be told from the target's ends alone; where the training data holds it too, it is no departure."""
+    m = examination.m
+    trained = [] if m.train is None else m.train.embedding
+    for facts in m.sides():
+        found = [bool(e) for e in facts.embedding]
+        if facts.name == "serve":
+            found = [e and not (i < len(trained) and trained[i]) for i, e in enumerate(found)]
+        if any(found):
+            facts.slots = [_at(i, 0, None) if is_embedding else _unplaced(i) for i, is_embedding in enumerate(found)]
             facts.proof = "parts"
 
 
@@ -137,13 +150,29 @@ def _has_embedding(examination: Examination) -> bool:
 
 
 def _prefers_served(examination: Examination) -> bool | None:
-    """Whether the draft knows the served states better than those of the training files; None = can't be told."""
-    ladder, case = examination.ladder, examination.case
-    if ladder is None or case.train is None or case.serve is None:
+    """Whether the draft knows states as the configuration has them better than as the training files have them.
+
+    On the same served tokens, both re-made by the target, where that can be done; else on the two sides as they are, with a
+    margin for their different texts. None = can't be told.
+    """
+    ladder, m = examination.ladder, examination.m
+    if ladder is None or m.train is None or examination.case.serve is None or m.expected is None:
         return None
-    as_meant = combine([], Reading())
-    train, serve = ladder.trained(as_meant).rung("all"), ladder.served(as_meant).rung("all")
-    return None if train.nll is None or serve.nll is None else serve.nll < train.nll
+    if m.shapes.get("serve") != m.shapes.get("draft"):
+        return None
+    meant = as_meant(m)
+    found = []
+    for reference in (tuple(m.train.slots), from_boundaries(m.expected)):
+        ladder.reference = reference
+        found.append(ladder.remade(meant).rung("all").nll if ladder.can_remake else None)
+    ladder.reference = None
+    trained, configured = found
+    if trained is not None and configured is not None:
+        return configured < trained
+    if m.shapes.get("train") != m.shapes.get("draft"):
+        return None
+    train, serve = ladder.trained(meant).rung("all").nll, ladder.served(meant).rung("all").nll
+    return None if train is None or serve is None else serve < train - TEXTS_DIFFER
 
 
 def _unplaced(slot: int) -> Placed:

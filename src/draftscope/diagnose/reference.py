@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from draftscope.faults.measurements import SideName
+from draftscope.faults.measurements import CONFIGURED, TRAINED, SideName
 from draftscope.findings import Placed
 
 SAME_SCALE = 0.02
@@ -12,11 +12,16 @@ SAME_SCALE = 0.02
 
 def equal(a: Placed, b: Placed) -> bool:
     """Whether two slots hold the same state; places that cannot be told apart count as the same."""
-    if a.boundary is None or b.boundary is None:
+    if a.boundary is None or b.boundary is None or not (explained(a) and explained(b)):
         return False
     place = a.boundary == b.boundary or b.boundary in a.candidates or a.boundary in b.candidates
     scale = abs((a.scale or 1.0) / (b.scale or 1.0) - 1) <= SAME_SCALE
     return place and a.norm == b.norm and a.kind == b.kind and (a.lag or 0) == (b.lag or 0) and scale
+
+
+def explained(placed: Placed) -> bool:
+    """Whether a slot's rows are states at their own rows, up to a lag and one factor: no other map, nothing moved about."""
+    return placed.transform in ("none", "lag", "scale", "lag and scale")
 
 
 def same(a: Sequence[Placed], b: Sequence[Placed]) -> bool:
@@ -51,12 +56,12 @@ def decide(
     placed = len(train) > 0 and all(p.boundary is not None for p in train)
     if not placed:
         if train and wanted is not None and not serve:
-            return wanted, "the checkpoint's configuration", "train"
-        return wanted, "the checkpoint's configuration", "serve"
+            return wanted, CONFIGURED, "train"
+        return wanted, CONFIGURED, "serve"
     if serve and same(train, serve):
-        return tuple(train), "the training states", "serve"
+        return tuple(train), TRAINED, "serve"
     if wanted is not None and not same(train, wanted) and (not serve or same(serve, wanted)):
         prefers = prefers_served()
         if prefers or (prefers is None and not serve):
-            return wanted, "the checkpoint's configuration", "train"
-    return tuple(train), "the training states", "serve"
+            return wanted, CONFIGURED, "train"
+    return tuple(train), TRAINED, "serve"

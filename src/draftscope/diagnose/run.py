@@ -10,14 +10,14 @@ from typing import Any
 
 from draftscope.boundaries import default_boundaries
 from draftscope.compare.pairing import embedding_check, last_state_check
-from draftscope.consumers import effective
+from draftscope.consumers import CONSUMERS, effective
 from draftscope.diagnose.case import Case, Inputs, Selected, open_case
 from draftscope.diagnose.checkpoint_facts import map_facts
 from draftscope.diagnose.climb import climb
-from draftscope.diagnose.effects import costs, judged_names
+from draftscope.diagnose.effects import costs
 from draftscope.diagnose.ladder import Ladder
 from draftscope.diagnose.placing import place
-from draftscope.diagnose.sides import SweptSide, side_facts
+from draftscope.diagnose.sides import SweptSide, judging, side_facts
 from draftscope.diagnose.verdict import Judged, conclude
 from draftscope.eagle3.reading import Reading
 from draftscope.errors import DraftscopeError
@@ -53,6 +53,7 @@ class Examination:
     rungs: dict[str, Rung] = field(default_factory=dict)
     as_read: Reading = field(default_factory=Reading)
     ladder: Ladder | None = None
+    counted: Rung | None = None
     matched: dict[str, Any] = field(default_factory=dict)
 
     def conclude(self) -> Diagnosis:
@@ -64,8 +65,8 @@ class Examination:
         climb(self)
         suspicions = [suspicion for fault in FAULTS for suspicion in fault.recognise(self.m)]
         found = None
-        if self.ladder is not None and "as_read" in self.rungs:
-            found = costs(self.ladder, suspicions, self.as_read, self.rungs.get("measured"))
+        if self.ladder is not None and "served" in self.rungs:
+            found = costs(self.ladder, suspicions, self.as_read, self.counted)
         judged = [Judged(s, found.effects[i] if found else None) for i, s in enumerate(suspicions)]
         return conclude(self, judged, found)
 
@@ -73,12 +74,15 @@ class Examination:
 
     def read_checkpoint(self) -> None:
         case, m = self.case, self.m
-        m.layers, m.consumer = case.layers, case.inputs.consumer or self._claimed_consumer()
+        m.layers, m.model_type = case.layers, None if case.parts is None else case.parts.model_type
+        m.consumer = case.inputs.consumer or self._claimed_consumer()
         if case.checkpoint is None:
             self.next.append("give the draft (--draft): without it nothing can be replayed")
             return
         checkpoint = case.checkpoint
-        m.missing = tuple(name for name in checkpoint.missing if name != "t2d")
+        # A head over the whole vocabulary that the checkpoint lacks is the target's, in every engine.
+        lent = ("t2d", "lm_head.weight") if checkpoint.config.draft_vocab_size == checkpoint.config.vocab_size else ("t2d",)
+        m.missing = tuple(name for name in checkpoint.missing if name not in lent)
         m.vocabulary = map_facts(checkpoint)
         m.feedback = "post" if checkpoint.config.norm_output else "pre"
         m.expected = checkpoint.config.boundaries
@@ -86,8 +90,8 @@ class Examination:
             m.expected = default_boundaries(case.layers)
         text = f"the draft's checkpoint read ({checkpoint.config.dialect} dialect, slots at boundaries {_listed(m.expected)})"
         if m.consumer is not None:
-            found = effective(checkpoint, m.consumer, case.layers)
-            self.as_read = found.reading
+            found = effective(checkpoint, m.consumer, case.layers, m.model_type)
+            self.as_read, m.changed = found.reading, dict(found.changed)
             text += f", and as {m.consumer} reads it: boundaries {_listed(found.boundaries)}" + "".join(
                 f"; {note}" for note in found.notes
             )
@@ -97,10 +101,16 @@ class Examination:
         if self.case.serve is None:
             return None
         engine, engine_version = self.case.serve.meta.get("engine"), str(self.case.serve.meta.get("engine_version", ""))
-        known = {("vllm", "0.32"): "vllm@0.32", ("sglang", "0.5.23"): "sglang@0.5.23"}
-        return next(
-            (name for (stack, prefix), name in known.items() if engine == stack and engine_version.startswith(prefix)), None
-        )
+        known = [name for name in CONSUMERS if name.split("@")[0] == engine]
+        for name in known:
+            if engine_version.startswith(name.split("@")[1]):
+                return name
+        if known:
+            self.next.append(
+                f"as read: how {engine} {engine_version} reads a checkpoint is not among the facts here; name the nearest with "
+                f"--for ({', '.join(known)})"
+            )
+        return None
 
     # -- step 2: integrity --------------------------------------------------------------------------------------------------
 
@@ -124,6 +134,15 @@ class Examination:
                 f"slots of {selected.checked} sequences"
             )
             self.matched[name] = _matched(selected)
+            m.shapes[name] = int(selected.sequences[0].features.shape[1])
+            m.other_shapes[name] = dict(selected.other_shape)
+            if selected.begins_late:
+                self.next.append(
+                    f"{selected.begins_late} requests were recorded from a later position than their first token (a cached "
+                    "prefix) and left out: capture with the prefix cache off"
+                )
+        if case.checkpoint is not None:
+            m.shapes["draft"] = case.checkpoint.config.slots
         self._check_widths()
         self._check_tokens()
 
@@ -181,7 +200,6 @@ class Examination:
             lasts = [(s.last, s.token_ids, s.answer) for s in selected.sequences if s.last is not None]
             if lasts:
                 check = last_state_check(lasts, case.parts)
-                facts.last_agreement = check.agreement
                 self.matched[f"{facts.name}_text"] = {"last_state": check.norm, "agreement": check.agreement}
             held = [facts.where(i) for i, is_embedding in enumerate(facts.embedding) if is_embedding]
             self.steps.append(
@@ -231,7 +249,7 @@ class Examination:
                 "transformers": of("transformers"),
                 "python": platform.python_version(),
             },
-            "judged_on": len(judged_names([s.name for s in self.case.serve.sequences])) if self.case.serve else 0,
+            "judged_on": len(judging([s.name for s in self.case.serve.sequences])) if self.case.serve else 0,
         }
 
 

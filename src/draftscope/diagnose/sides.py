@@ -16,7 +16,18 @@ from draftscope.findings import Placed
 from draftscope.target.model import Target
 from draftscope.target.sweep import sweep
 
-FINITE_SHARE = 0.5
+HALVES_FROM = 16
+"""Sequences from which a repair is chosen on one half and judged on the other."""
+
+
+def choosing(names: list[str]) -> list[str]:
+    """The sequences on which slots are placed and repairs chosen."""
+    return names[::2] if len(names) >= HALVES_FROM else names
+
+
+def judging(names: list[str]) -> list[str]:
+    """The sequences from which figures come: those on which nothing was chosen, or all where there are few."""
+    return names[1::2] if len(names) >= HALVES_FROM else names
 
 
 @dataclass(slots=True)
@@ -42,8 +53,12 @@ class SweptSide:
 def sweep_side(
     target: Target, selected: Selected, keep: tuple[int, ...], on_tokens: Callable[[int], None] | None = None
 ) -> SweptSide:
-    """Run the target over a side's tokens once: place every slot, and keep its own states at some boundaries."""
+    """Run the target over a side's tokens once: place every slot, and keep its own states at some boundaries.
+
+    Slots are placed from the sequences on which a repair is chosen, so that its effect is measured on others.
+    """
     placer = Placer()
+    placing = set(choosing([sequence.name for sequence in selected.sequences]))
     result = SweptSide([], keep)
     by_name = {sequence.name: sequence for sequence in selected.sequences}
     items = [(name, sequence.token_ids[: sequence.rows]) for name, sequence in by_name.items()]
@@ -52,7 +67,8 @@ def sweep_side(
         slots = sequence.features.float()
         if sequence.last is not None:
             slots = torch.cat([slots, sequence.last.float()[:, None]], 1)
-        placer.update(slots, swept)
+        if swept.name in placing:
+            placer.update(slots, swept)
         result.streams[swept.name] = swept.stream[list(keep)].transpose(0, 1).float().clone()
         result.last[swept.name] = swept.stream[-1].float().clone()
     result.placed = placer.result()
@@ -75,7 +91,7 @@ def side_facts(name: SideName, selected: Selected, swept: SweptSide | None) -> S
         slots = int(first.features.shape[1])
         converted = [to_finding(placed, _label(selected, placed.slot)) for placed in swept.placed]
         facts.slots, facts.proof = converted[:slots], "sweep"
-        facts.last = converted[slots] if len(converted) > slots else None
+        facts.last = converted[slots].model_copy(update={"slot": -1}) if len(converted) > slots else None
     return facts
 
 

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from draftscope.diagnose.effects import Costs, loss
+from draftscope.diagnose.reference import explained
 from draftscope.faults import FAULTS, fault
 from draftscope.faults.base import Suspicion, verdict_of
+from draftscope.faults.measurements import TRAINED, Measurements
 from draftscope.findings import Diagnosis, Effect, Finding, Ladder, Placed, Rung, Verdict
 
 if TYPE_CHECKING:
     from draftscope.diagnose.run import Examination
 
 STRENGTH = {"proven": 0, "supported": 1, "suspected": 2}
+BY_SLOT = frozenset({"layer-set", "layer-offset", "residual-missing", "scale-mult", "token-shift"})
+SOUND = 0.9
+"""Share of a slot's rows that must match for it to be right."""
+SPANS = {
+    "trained": "training",
+    "reference": "text (template, domain, over-fitting)",
+    "served": "capture, wiring, precision",
+    "as_read": "configuration, loading",
+    "measured": "runtime (draft cache, positions, graphs, sampler, counting)",
+}
 _ORDER = {known.id: i for i, known in enumerate(FAULTS)}
 
 
@@ -33,8 +46,10 @@ def rank(judged: list[Judged]) -> list[Judged]:
 
 def conclude(examination: Examination, judged: list[Judged], found: Costs | None) -> Diagnosis:
     """The diagnosis as the contract has it."""
-    ranked = rank(judged)
     m, rungs = examination.m, examination.rungs
+    for j in judged:
+        _weigh(j, m)
+    ranked = rank(judged)
     caveats = _caveats(examination, found)
     findings = [
         Finding(
@@ -50,7 +65,7 @@ def conclude(examination: Examination, judged: list[Judged], found: Costs | None
         )
         for j in ranked
     ]
-    gaps = _open_questions(examination, found)
+    gaps = _open_questions(examination, findings)
     verdict: Verdict
     if ranked:
         verdict = verdict_of(fault(ranked[0].suspicion.fault), ranked[0].suspicion)
@@ -67,6 +82,23 @@ def conclude(examination: Examination, judged: list[Judged], found: Costs | None
         next=list(dict.fromkeys([*gaps, *(examination.next if verdict != "clean" else [])])),
         steps=examination.steps + examination.case.notes,
         provenance=examination.provenance(),
+    )
+
+
+def _weigh(judged: Judged, m: Measurements) -> None:
+    """What a slot should hold is known from training states; a configuration only claims it.
+
+    Against a claim alone, states prove a departure from the claim, not a fault: it is `supported` until the replay of the states
+    as claimed is better beyond its interval.
+    """
+    suspicion, effect = judged.suspicion, judged.effect
+    if suspicion.fault not in BY_SLOT or suspicion.strength != "proven" or m.reference_from == TRAINED:
+        return
+    if effect is not None and effect.gain_interval is not None and effect.gain_interval[0] > 0:
+        return
+    suspicion.strength = "supported"
+    suspicion.caveats.append(
+        "what the draft was trained on was not given (--train): the reference is what its configuration says"
     )
 
 
@@ -128,16 +160,29 @@ def _is(placed: Placed) -> str:
     return "the embedding" if placed.boundary == 0 else f"boundary {placed.boundary}"
 
 
-def _open_questions(examination: Examination, found: Costs | None) -> list[str]:
+def _open_questions(examination: Examination, findings: list[Finding]) -> list[str]:
     """What keeps a diagnosis without findings from being clean, and what stays unexplained beside findings."""
     m, questions = examination.m, []
+    named = {where for finding in findings for where in finding.where}
     for side in m.sides():
-        lost = [side.where(p.slot) for p in side.slots if p.boundary is None]
-        if side.proof == "sweep" and lost:
+        if side.proof != "sweep":
+            continue
+        lost = [p for p in side.slots if p.boundary is None and side.where(p.slot) not in named]
+        if lost:
             questions.append(
-                f"{', '.join(lost)} hold no state that this target has over these tokens, under any reading tried: check that "
-                "the tokens, the target and its precision are those of the capture"
+                f"{', '.join(side.where(p.slot) for p in lost)} hold no state that this target has over these tokens, under "
+                "any reading tried: check that the tokens, the target and its precision are those of the capture"
             )
+        for placed in side.slots:
+            if placed.boundary is not None and side.where(placed.slot) not in named and not _sound(placed):
+                shares = ", ".join(f"{share:.0%} {name}" for name, share in placed.shares.items() if share >= 0.01)
+                questions.append(
+                    f"{side.where(placed.slot)} is boundary {placed.boundary} only by {placed.transform} ({shares}): rows "
+                    "moved about, of other requests, or in another basis; capture one request alone and compare"
+                )
+    train = m.train
+    if train is not None and train.last is not None and m.layers is not None and train.last.boundary != m.layers:
+        questions.append(f"train:last is not the last state but {_is(train.last)}: look at how the trainer reads the file")
     if m.serve is None or m.serve.proof != "sweep":
         questions.append("the serving slots were not placed: that takes a capture (--serve) and the target's weights (--target)")
     elif not m.reference:
@@ -151,14 +196,30 @@ def _open_questions(examination: Examination, found: Costs | None) -> list[str]:
             f"replay gives the recorded counts in only {m.gate.share:.1%} of {m.gate.steps} steps and no known runtime fault "
             "explains it: capture draft_states and fc_output, and compare the engine's loaded weights with the checkpoint's"
         )
-    reference, served = examination.rungs.get("reference"), examination.rungs.get("served")
-    unrepaired = found is None or found.repaired is None
-    if unrepaired and reference is not None and served is not None and _below(served, reference):
-        questions.append(
-            f"the served states give accept length {served.length:.2f}, the target's own {reference.length:.2f}, although "
-            "every slot is placed right: compare the precision of the two runs"
-        )
-    return questions
+    return questions + ([] if findings else _gaps(examination.rungs))
+
+
+def _sound(placed: Placed) -> bool:
+    return explained(placed) and (placed.share is None or placed.share >= SOUND)
+
+
+def _gaps(rungs: dict[str, Rung]) -> list[str]:
+    """Clear drops between neighbouring known rungs that no finding explains, with all that each spans."""
+    known = [name for name in SPANS if rungs.get(name) is not None and rungs[name].length is not None]
+    gaps = []
+    for upper, lower in itertools.pairwise(known):
+        above, below = rungs[upper], rungs[lower]
+        drop = (above.length or 0) - (below.length or 0)
+        # Another text, and training text at that, accepts otherwise without a fault.
+        slack = 0.25 * (above.length or 0) if upper == "trained" else 0.05
+        if above.k == below.k and drop > slack and _below(below, above):
+            order = list(SPANS)
+            spans = ", ".join(SPANS[name] for name in order[order.index(upper) + 1 : order.index(lower) + 1])
+            gaps.append(
+                f"accept length falls from {above.length:.2f} ({upper}) to {below.length:.2f} ({lower}) unexplained; it spans "
+                f"{spans}"
+            )
+    return gaps
 
 
 def _power(examination: Examination) -> dict[str, Any]:

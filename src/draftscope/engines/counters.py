@@ -26,18 +26,20 @@ class Counters:
 
     Attributes:
         drafts: verify steps.
-        accepted: [K], steps in which position k was accepted (unconditional counts).
+        accepted: [K], steps in which position k was accepted (unconditional counts); empty where only the total is known.
+        total: accepted drafts in all.
         says: where the figures come from.
     """
 
     drafts: int
     accepted: tuple[int, ...]
+    total: int
     says: str
 
     @property
     def length(self) -> float | None:
         """Mean tokens per verify step, bonus included; None without steps."""
-        return 1 + sum(self.accepted) / self.drafts if self.drafts else None
+        return 1 + self.total / self.drafts if self.drafts else None
 
 
 def read_counters(path: Path) -> Counters:
@@ -71,7 +73,7 @@ def _from_json(text: str, path: Path) -> Counters:
             where=str(path),
             remedy="Give the file that `draftscope generate --json` wrote, or Prometheus text",
         ) from None
-    return Counters(steps, per_position, "counts of `draftscope generate`")
+    return Counters(steps, per_position, sum(per_position), "counts of `draftscope generate`")
 
 
 def _from_prometheus(text: str, path: Path) -> Counters:
@@ -94,4 +96,5 @@ def _from_prometheus(text: str, path: Path) -> Counters:
             remedy="Scrape /metrics of the server while speculative decoding is on",
         )
     accepted = tuple(int(positions[k]) for k in sorted(positions))
-    return Counters(int(sums["num_drafts"]), accepted, "vLLM's spec_decode counters")
+    total = int(sums.get("num_accepted_tokens", sum(accepted)))
+    return Counters(int(sums["num_drafts"]), accepted, total, "vLLM's spec_decode counters")

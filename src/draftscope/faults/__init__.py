@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from draftscope.faults.base import Fault
+from draftscope.faults.config_flag import ConfigFlag
 from draftscope.faults.layer_offset import LayerOffset
 from draftscope.faults.layer_set import LayerSet
 from draftscope.faults.lossmask_empty import LossmaskEmpty
@@ -10,6 +11,7 @@ from draftscope.faults.nonfinite import NonFinite
 from draftscope.faults.recur_state import RecurState
 from draftscope.faults.residual_missing import ResidualMissing
 from draftscope.faults.scale_mult import ScaleMult
+from draftscope.faults.schema_width import SchemaWidth
 from draftscope.faults.token_shift import TokenShift
 from draftscope.faults.train_budget import TrainBudget
 from draftscope.faults.vocab_map import VocabMap
@@ -17,8 +19,10 @@ from draftscope.faults.weight_missing import WeightMissing
 
 FAULTS: tuple[Fault, ...] = (
     NonFinite(),
+    SchemaWidth(),
     WeightMissing(),
     VocabMap(),
+    ConfigFlag(),
     LayerSet(),
     LayerOffset(),
     ResidualMissing(),

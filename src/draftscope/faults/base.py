@@ -22,6 +22,7 @@ class Undo:
         order: slot i takes recorded slot order[i]; () = as recorded.
         scale: slot -> factor to multiply by.
         shift: rows to move by: row t takes recorded row t + shift.
+        settings: the checkpoint's own switches in place of those that the engine has in effect.
         d2t, feedback: how the draft is read instead; None = unchanged.
     """
 
@@ -29,6 +30,7 @@ class Undo:
     order: tuple[int, ...] = ()
     scale: Mapping[int, float] = field(default_factory=dict)
     shift: int = 0
+    settings: bool = False
     d2t: D2T | Literal["rebuilt"] | None = None
     feedback: Literal["pre", "post"] | None = None
 

@@ -33,15 +33,14 @@ class LayerOffset(Fault):
                 side=side.name,
                 where=[side.where(got.slot) for got, _ in found.slots],
                 says=f"{of_side(side.name)} in {_slots(found.slots)} come from one boundary {'later' if step > 0 else 'earlier'} "
-                f"than the draft was trained on ({step:+d}): two conventions of layer ids meet",
+                f"than {m.wanted_by} ({step:+d}): two conventions of layer ids meet",
                 strength="proven" if proven else "suspected",
                 evidence=evidence(
                     m, found, "layer-offset if every moved slot is displaced by the same one boundary; layer-set otherwise"
                 ),
                 fix=capture_boundaries(
                     side.name,
-                    m.reference,
-                    m.layers,
+                    m,
                     f"Shift the layer ids by {-step:+d}, or name them in the convention of the stack that reads them.",
                 ),
                 recovery="replayed" if side.name == "serve" else "needs-retraining",

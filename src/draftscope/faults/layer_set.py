@@ -43,7 +43,7 @@ class LayerSet(Fault):
                         hypothesis="the slots hold other layers than the draft was trained on",
                         prediction="each slot's statistics are nearest to those of its own training entry if the wiring is right",
                         measurement="norms, per-dimension means and variances of each slot against each training entry, assigned "
-                                    "one to one",
+                        "one to one",
                         result=text,
                         decides="a candidate only: the same tokens on both sides, or the target's weights, would prove it",
                         figures={f"slot {slot}": {"entry": entry, "margin": margin} for slot, entry, margin in m.assigned},
@@ -75,7 +75,7 @@ class LayerSet(Fault):
                 evidence=evidence(
                     m, found, "layer-set if the displacement differs between slots; layer-offset if it is one common step of one"
                 ),
-                fix=capture_boundaries(side.name, m.reference, m.layers, _advice(m, found)),
+                fix=capture_boundaries(side.name, m, _advice(m, found)),
                 recovery="replayed" if undo else "needs-retraining",
                 undo=undo,
             )
@@ -115,7 +115,7 @@ def _pattern(m: Measurements, found: Moved) -> str:
     text = (
         "["
         + ", ".join(name(p) for p in found.side.slots)
-        + "] where the draft was trained on ["
+        + f"] where {m.wanted_by} ["
         + ", ".join(name(p) for p in m.reference or ())
         + "]"
     )
@@ -131,5 +131,8 @@ def _pattern(m: Measurements, found: Moved) -> str:
 def _advice(m: Measurements, found: Moved) -> str:
     held, wanted = _held(m, found)
     if held[0] == 0 and wanted[0] != 0:
-        return "Do not capture the embedding: the training data does not hold it, whatever its labels say."
-    return "Capture the layers that the training data holds, in its order."
+        seen = m.train is not None and (m.train.proof == "sweep" or bool(m.train.embedding))
+        return "Do not capture the embedding" + (
+            ": the training data does not hold it, whatever its labels say." if seen else ", unless the draft was trained on it."
+        )
+    return f"Capture the layers that {m.wanted_by}, in that order."

@@ -78,7 +78,7 @@ def evidence(m: Measurements, moved_: Moved, decides: str) -> list[Evidence]:
     )
     return [
         Evidence(
-            hypothesis=f"{of_side(side.name)} come from other layers than the draft was trained on",
+            hypothesis=f"{of_side(side.name)} come from other layers than {m.wanted_by}",
             prediction=f"slots hold {', '.join(name(p) for p in m.reference or ())} ({m.reference_from}) if the wiring is right",
             measurement=how,
             result=result,

@@ -28,7 +28,7 @@ class LossmaskEmpty(Fault):
             Suspicion(
                 fault=self.id,
                 side="train",
-                where=["train:loss_mask"],
+                where=["train:tensor loss_mask"],
                 says=f"{side.empty} of {side.masked} training samples have not one supervised token",
                 strength="proven",
                 evidence=[

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from draftscope.findings import Placed
 
 SideName = Literal["train", "serve"]
+TRAINED = "the training states"
+CONFIGURED = "the checkpoint's configuration"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,6 @@ class SideFacts:
     nonfinite: list[NonFinite] = field(default_factory=list)
     embedding: list[bool | None] = field(default_factory=list)
     last: Placed | None = None
-    last_agreement: float | None = None
     masked: int = 0
     empty: int = 0
     answer_tokens: int = 0
@@ -57,14 +58,15 @@ class MapFacts:
     """The draft's vocabulary map as it stands in the checkpoint.
 
     Attributes:
-        stored: `offset` (every stack's convention), `absolute`, `zero`, `missing`, or `none needed` (D == V).
+        stored: `offset` (every stack's convention), `absolute`, `zero`, `missing`, `contradicts` (neither meaning agrees with
+            t2d), or `none needed` (D == V).
         why: the figures that decide it.
         rebuilt: whether the map can be rebuilt from `t2d`.
     """
 
     draft_vocab: int
     vocab: int
-    stored: Literal["offset", "absolute", "zero", "missing", "none needed"]
+    stored: Literal["offset", "absolute", "zero", "missing", "contradicts", "none needed"]
     why: str
     rebuilt: bool
 
@@ -115,9 +117,12 @@ class Measurements:
     Attributes:
         expected: boundaries that the checkpoint's own configuration names, or None.
         reference: what the draft's slots have to be: the training side as placed, else as `expected` says.
+        shapes: slots by side (`train`, `serve`, and `draft` for what the checkpoint takes); other_shapes: sequences by
+            `SLOTSxWIDTH` that differ from the first of their side.
         departed: which side departs from the reference where the two differ.
         missing: tensors the checkpoint lacks (native names).
         feedback: which state the checkpoint was trained to receive at later steps.
+        changed: switches that the consumer has in effect otherwise than the checkpoint means: name -> (checkpoint, consumer).
         gate: as read; gate_with: the same with a known runtime fault added to the reading, by `key=value`.
         unigram_nll: -log p of the training answers' tokens under their own frequencies.
         assigned: unpaired candidates: serving slot -> training entry, with margins.
@@ -130,16 +135,25 @@ class Measurements:
     reference_from: str = ""
     departed: SideName = "serve"
     layers: int | None = None
+    model_type: str | None = None
+    shapes: dict[str, int] = field(default_factory=dict)
+    other_shapes: dict[str, dict[str, int]] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
     feedback: Literal["pre", "post"] = "pre"
     vocabulary: MapFacts | None = None
     stages: StageFacts | None = None
     gate: GateFacts | None = None
+    changed: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     gate_with: dict[str, GateFacts] = field(default_factory=dict)
     rungs: dict[str, RungFacts] = field(default_factory=dict)
     unigram_nll: float | None = None
     assigned: list[tuple[int, int, float]] = field(default_factory=list)
     consumer: str | None = None
+
+    @property
+    def wanted_by(self) -> str:
+        """Who says what the slots should hold, in words that the evidence carries."""
+        return "the draft was trained on" if self.reference_from == TRAINED else "the draft's configuration says"
 
     def sides(self) -> list[SideFacts]:
         """The sides at hand, training first."""

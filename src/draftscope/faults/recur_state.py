@@ -41,7 +41,7 @@ class RecurState(Fault):
             Suspicion(
                 fault=self.id,
                 side="serve",
-                where=["draft step 2 on"],
+                where=["config norm_output"],
                 says=f"the engine feeds the {wrong}-norm state back between draft steps; the draft was trained on the "
                 f"{m.feedback}-norm one",
                 strength="proven",

@@ -79,4 +79,4 @@ class ScaleMult(Fault):
 
 
 def _ratio(got: Placed, want: Placed) -> float:
-    return (1.0 if got.scale is None else got.scale) / (1.0 if want.scale is None else want.scale)
+    return (1.0 if got.scale is None else got.scale) / (want.scale or 1.0)

@@ -23,7 +23,7 @@ class TrainBudget(Fault):
 
     def recognise(self, m: Measurements) -> list[Suspicion]:
         rung = m.rungs.get("trained")
-        if rung is None or rung.nll is None or m.unigram_nll is None or not rung.joint:
+        if rung is None or rung.nll is None or not m.unigram_nll or not rung.joint:
             return []
         ratio = rung.nll / m.unigram_nll
         # A draft that does well on any states it is given has learned; what it fails on is then wrong, not the draft.
@@ -34,8 +34,8 @@ class TrainBudget(Fault):
             Suspicion(
                 fault=self.id,
                 side="train",
-                where=["draft"],
-                says=f"the draft has learned little: on its own training states it accepts {rung.joint[0]:.0%} at the first "
+                where=[],
+                says=f"the draft has learned little: on training states it accepts {rung.joint[0]:.0%} at the first "
                 "position, and knows hardly more than how often each token occurs",
                 strength="supported",
                 evidence=[

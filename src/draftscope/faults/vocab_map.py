@@ -44,6 +44,8 @@ class VocabMap(Fault):
                     "take draft id i for token i",
                     "zero": f"the map is all zero although {facts.draft_vocab} draft ids stand for {facts.vocab} tokens: draft "
                     "id i becomes token i",
+                    "contradicts": "the map d2t and the mask t2d of the checkpoint contradict each other, whichever way d2t is "
+                    "read",
                     "absolute": "the map was written as absolute token ids where every stack adds it to the draft id",
                 }[facts.stored],
                 strength="proven",
@@ -71,12 +73,18 @@ class VocabMap(Fault):
         ]
 
     def _in_engine(self, m: Measurements) -> list[Suspicion]:
-        stages = m.stages
-        if stages is None or not stages.head_agreement or stages.head_agreement.get("offset", 1.0) > DISAGREE:
-            return []
-        name, share = max(stages.head_agreement.items(), key=lambda item: item[1])
-        if share < AGREE or name == "offset":
-            return []
+        agreement = {} if m.stages is None else m.stages.head_agreement
+        if agreement:
+            if agreement.get("offset", 1.0) > DISAGREE:
+                return []
+            name, share = max(agreement.items(), key=lambda item: item[1])
+            if share < AGREE or name == "offset":
+                return []
+        else:
+            passed = [key for key, found in m.gate_with.items() if key.startswith("d2t=") and found.passed]
+            if not passed or m.gate is None or m.gate.passed:
+                return []
+            name = passed[0].partition("=")[2]
         gate = m.gate_with.get(f"d2t={name}")
         return [
             Suspicion(
@@ -93,14 +101,14 @@ class VocabMap(Fault):
                         prediction="the drafted tokens are head(norm(recorded draft state)) mapped by i + d2t[i]",
                         measurement="argmax of the checkpoint's head over the recorded draft states, mapped in each way, against "
                         "the recorded drafts",
-                        result=", ".join(f"{key}: {value:.1%} equal" for key, value in stages.head_agreement.items())
+                        result=", ".join(f"{key}: {value:.1%} equal" for key, value in agreement.items())
                         + (
                             f"; with d2t={name} the replay gives the recorded counts in {gate.share:.1%} of {gate.steps} steps"
                             if gate
                             else ""
                         ),
                         decides="vocab-map if another reading of the map explains the drafts; weight-missing if none does",
-                        figures={"agreement": stages.head_agreement, "gate": None if gate is None else gate.share},
+                        figures={"agreement": agreement, "gate": None if gate is None else gate.share},
                     )
                 ],
                 fix=_FIX,

@@ -59,7 +59,7 @@ class WeightMissing(Fault):
     def _in_engine(self, m: Measurements) -> list[Suspicion]:
         stages = m.stages
         stage = None if stages is None else departing_stage(stages)
-        if stage is None or stages is None:
+        if stage is None or stages is None or any(gate.passed for gate in m.gate_with.values()):
             return []
         agreement = ", ".join(f"{share:.1%} under {name}" for name, share in stages.head_agreement.items())
         figures = {"fc_error": stages.fc_error, "layer_error": stages.layer_error, "head_agreement": stages.head_agreement}
@@ -82,7 +82,8 @@ class WeightMissing(Fault):
                     "head": "the engine's lm_head is not the checkpoint's: the layer's output agrees, the drafted ids do not, "
                     "under any map",
                 }[stage],
-                strength="proven",
+                # Stale caches, positions, rotary tables and unread switches change the layer's output as other weights do.
+                strength="proven" if stage in ("fc", "head") else "supported",
                 evidence=[
                     Evidence(
                         hypothesis="the engine runs the draft with other weights than the checkpoint's",
@@ -103,6 +104,12 @@ class WeightMissing(Fault):
                 recovery="replayed",
                 undo=Undo(),
                 runtime=True,
+                caveats=[]
+                if stage in ("fc", "head")
+                else [
+                    "a stale draft cache, other positions or rotary tables, or a switch that the engine does not know look "
+                    "the same"
+                ],
             )
         ]
 
