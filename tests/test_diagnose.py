@@ -150,6 +150,14 @@ def test_same_inputs_same_answer(case: Run) -> None:
     assert diagnose(inputs).json_text() == diagnose(inputs).json_text()
 
 
+def test_from_python(healthy: Run) -> None:
+    import draftscope
+
+    found = draftscope.diagnose(serve=str(healthy.serve), draft=healthy.draft, target=TARGET)
+    assert isinstance(found, draftscope.Diagnosis)
+    assert found.findings == []
+
+
 def test_draft_of_another_target(healthy: Run, tmp_path: Path) -> None:
     from support import save_target
 

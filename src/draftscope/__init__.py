@@ -3,6 +3,7 @@
     source = draftscope.open("capture/")                  samples or traces, lazily
     found = draftscope.replay(["draft/"], "capture/")      acceptance offline, as `draftscope replay` finds it
     print(found.json_text())
+    draftscope.diagnose(train="states/", serve="capture/", draft="draft/", target="target/")
 
 Names are imported when they are used, so that importing the package costs nothing.
 """
@@ -16,6 +17,7 @@ _PUBLIC = {
     "open": "draftscope.states.opening:open_source",
     "scan": "draftscope.scan",
     "compare": "draftscope.compare",
+    "diagnose": "draftscope.diagnose",
     "replay": "draftscope.counterfactual:counterfactuals",
     "DraftscopeError": "draftscope.errors:DraftscopeError",
     "UsageError": "draftscope.errors:UsageError",

@@ -1,1 +1,24 @@
-"""From a user's files to the cause: what was measured, the ladder, the repair, the verdict."""
+"""From a user's files to the cause: what was measured, the ladder, the repair, the verdict. `draftscope.diagnose(...)` does it."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+
+class _Room(ModuleType):
+    """The room under its name is also the function: `draftscope.diagnose(train=..., serve=..., draft=..., target=...)`."""
+
+    def __call__(self, **given: Any) -> Any:
+        """A `findings.Diagnosis` of these inputs; the fields of `diagnose.case.Inputs`, paths as text or Path."""
+        from pathlib import Path
+
+        from draftscope.diagnose.case import Inputs
+        from draftscope.diagnose.run import diagnose
+
+        paths = ("train", "train_heldout", "serve", "draft", "target", "metrics")
+        return diagnose(Inputs(**{k: Path(v) if k in paths and v is not None else v for k, v in given.items()}))
+
+
+sys.modules[__name__].__class__ = _Room
