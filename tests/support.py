@@ -13,13 +13,25 @@ from draftscope.eagle3.model import Draft
 LAYERS, WIDTH, VOCAB = 8, 64, 300
 
 
-def random_target(seed: int = 0, *, layers: int = LAYERS, width: int = WIDTH, vocab: int = VOCAB, tied: bool = True) -> LlamaForCausalLM:
+def random_target(
+    seed: int = 0, *, layers: int = LAYERS, width: int = WIDTH, vocab: int = VOCAB, tied: bool = True
+) -> LlamaForCausalLM:
     """A Llama with random weights, large enough in scale that its boundaries differ clearly."""
     torch.manual_seed(seed)
     config = LlamaConfig(
-        vocab_size=vocab, hidden_size=width, intermediate_size=2 * width, num_hidden_layers=layers, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=width // 4, max_position_embeddings=512, tie_word_embeddings=tied,
-        bos_token_id=1, eos_token_id=2, pad_token_id=0, initializer_range=0.2,
+        vocab_size=vocab,
+        hidden_size=width,
+        intermediate_size=2 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=width // 4,
+        max_position_embeddings=512,
+        tie_word_embeddings=tied,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+        initializer_range=0.2,
     )
     return LlamaForCausalLM(config).eval()
 
@@ -29,12 +41,22 @@ def save_target(folder: Path, seed: int = 0, **shape: int) -> Path:
     return folder
 
 
-def random_draft(seed: int = 1, *, width: int = WIDTH, vocab: int = VOCAB, draft_vocab: int | None = None, **switches: object) -> Draft:
+def random_draft(
+    seed: int = 1, *, width: int = WIDTH, vocab: int = VOCAB, draft_vocab: int | None = None, **switches: object
+) -> Draft:
     """A draft with random weights, its embedding random too (replace it with the target's where that matters)."""
     torch.manual_seed(seed)
     config = DraftConfig(
-        hidden_size=width, target_hidden_size=width, intermediate_size=2 * width, num_attention_heads=4, num_key_value_heads=2,
-        head_dim=width // 4, vocab_size=vocab, draft_vocab_size=draft_vocab or vocab, boundaries=(2, 4, 5), **switches,
+        hidden_size=width,
+        target_hidden_size=width,
+        intermediate_size=2 * width,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=width // 4,
+        vocab_size=vocab,
+        draft_vocab_size=draft_vocab or vocab,
+        boundaries=(2, 4, 5),
+        **switches,
     )
     draft = Draft(config).eval()
     draft.embedding = torch.randn(vocab, width)

@@ -1,4 +1,4 @@
-"""From a user's files to the cause: what was measured, the ladder, the repair, the verdict. `draftscope.diagnose(...)` does it."""
+"""From a user's files to the cause: measurements, ladder, repair, verdict. `draftscope.diagnose(...)` does it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ class _Room(ModuleType):
         from draftscope.diagnose.run import diagnose
 
         paths = ("train", "train_heldout", "serve", "draft", "target", "metrics")
-        return diagnose(Inputs(**{k: Path(v) if k in paths and v is not None else v for k, v in given.items()}))
+        inputs: dict[str, Any] = {k: Path(v) if k in paths and v is not None else v for k, v in given.items()}
+        return diagnose(Inputs(**inputs))
 
 
 sys.modules[__name__].__class__ = _Room
