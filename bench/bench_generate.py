@@ -26,6 +26,7 @@ from draftscope.embedded.pair import DRAFT, HERE
 from draftscope.pipeline.prompts import Prompt, read_prompts
 from draftscope.target.embedded import ensure_target
 from draftscope.target.model import Target, load_target
+from draftscope.target.packed import pack
 from draftscope.target.wiring import Wiring
 
 RESULT = Path(__file__).parent / "results" / "generate.json"
@@ -70,11 +71,13 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--max-new", type=int, default=64)
     parser.add_argument("-k", type=int, default=3)
+    parser.add_argument("--unpacked", action="store_true", help="leave the target's weights as they are")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--out", type=Path, default=RESULT)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     target = load_target(options.target or ensure_target())
+    packed = not options.unpacked and pack(target)
     draft = build_draft(load_checkpoint(options.draft or DRAFT, target_layers=target.layers), target.parts)
     prompts = read_prompts(options.prompts, target)
     every = max(1, len(prompts) // options.per_batch)
@@ -88,7 +91,7 @@ def main() -> None:
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps({
         "schema": "draftscope.bench-generate/1", "target": target.folder.name, "k": options.k, "max_new": options.max_new,
-        "pairs": options.pairs, "threads": options.threads, "machine": platform.machine(), "torch": torch.__version__,
+        "pairs": options.pairs, "threads": options.threads, "packed": packed, "machine": platform.machine(), "torch": torch.__version__,
         "transformers": transformers.__version__, "batches": batches,
     }, indent=2) + "\n")
 

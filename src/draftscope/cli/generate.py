@@ -85,6 +85,7 @@ def prepare(ui: Ui, prompts: Path | None, target: Path | None, draft: Path | Non
     from draftscope.pipeline.prompts import read_prompts
     from draftscope.target.embedded import ensure_target
     from draftscope.target.model import load_target
+    from draftscope.target.packed import pack
     from draftscope.target.parts import read_config
     from draftscope.target.wiring import Wiring
 
@@ -97,6 +98,7 @@ def prepare(ui: Ui, prompts: Path | None, target: Path | None, draft: Path | Non
     if not plain:
         checkpoint = load_checkpoint(draft or pair.DRAFT, target_layers=int(read_config(folder)["num_hidden_layers"]))
     model = load_target(folder)
+    pack(model)
     found = read_prompts(prompts or pair.HERE / "heldout.jsonl", model, limit=limit)
     if checkpoint is None:
         return Job(model, None, "", Wiring.of(()), found)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,10 +64,12 @@ class TargetParts:
         scale = self.norm_weight.float() + self.norm_offset
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.norm_eps) * scale
 
-    def logits(self, x_post: Tensor) -> Tensor:
-        """Logits [..., V] float32 of states [..., Ht] after the final norm."""
+    def logits(self, x_post: Tensor, head: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        """Logits [..., V] float32 of states [..., Ht] after the final norm; `head` stands in for the product with the head."""
         x = x_post.float()
-        if self.head.dtype == torch.float32:
+        if head is not None:
+            logits = head(x)
+        elif self.head.dtype == torch.float32:
             logits = F.linear(x, self.head)
         else:
             logits = torch.cat([F.linear(x, rows.float()) for rows in self.head.split(_HEAD_CHUNK)], -1)
