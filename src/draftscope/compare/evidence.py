@@ -19,7 +19,7 @@ from draftscope.compare.transforms import Sketch, decompose
 
 LAGS = (0, -2, -1, 1, 2)
 SINK = 10.0  # times the sequence's median norm
-GAIN_LEFT = 0.02  # rows with a larger error under every place are tried with a lag
+LAGGING = 0.1  # rows with a larger error under every place are tried with a lag: states of other tokens are further apart
 FAILED = 0.2  # rows with a larger error under every place and lag are kept whole, for maps and look-ups
 BLOCK = 256
 
@@ -134,7 +134,7 @@ def measure(x: Tensor, swept: Sweep, rows: Tensor, candidates: list[Candidate]) 
         for c, candidate in enumerate(candidates):
             offset[part, :, c, 0], rest[part, :, c, 0] = decompose(x[part], candidate.rows(swept, rows[part])[:, None])
     best = torch.hypot(offset[..., 0], rest[..., 0]).amin(2)
-    lagging = (best > GAIN_LEFT).any(1)
+    lagging = (best > LAGGING).any(1)
     for d, lag in enumerate(LAGS):
         if lag == 0:
             continue

@@ -14,12 +14,13 @@ import torch
 from scipy.stats import binomtest
 from torch import Tensor
 
-from draftscope.compare.evidence import GAIN_LEFT, LAGS
+from draftscope.compare.evidence import LAGS
 from draftscope.compare.transforms import decompose
 from draftscope.states.types import Sequence
 from draftscope.target.parts import TargetParts
 
 EMBEDDING_TOLERANCE = 0.02
+NOTICEABLE = 0.02  # factors closer to 1 are not reported
 _MULTIPLIER, _MODULUS = 6364136223846793005, 2**61 - 1
 
 
@@ -177,7 +178,7 @@ def _matched(slot: int, offset: Tensor, rest: Tensor) -> Matched:
     scale = float((1 + offset[:, best, lag]).median())
     scaled = torch.hypot(1 + offset[..., lag] - scale, rest[..., lag]) / max(abs(scale), 1e-12)
     used = None
-    if abs(scale - 1) > GAIN_LEFT and float(scaled.median(0).values[best]) < 0.5 * error:
+    if abs(scale - 1) > NOTICEABLE and float(scaled.median(0).values[best]) < 0.5 * error:
         column, used = scaled.median(0).values, scale
         error = float(column[best])
     others = [float(column[e]) for e in range(len(column)) if e != best]
