@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -201,6 +202,22 @@ def test_other_text_is_matched_with_the_targets_choice_and_judged_only_as_far_as
     assert (one.answer.accepted == -1).any()
     sequence.steps = steps
     assert replay(draft, [sequence], parts=parts, k=K).gate().share == 1.0, "the engine's own starts follow the served text"
+
+
+def test_the_targets_choices_are_worked_out_once_for_many_replays(monkeypatch: pytest.MonkeyPatch) -> None:
+    draft, parts = small_draft(), target_parts()
+    sequence = served(draft, 6, rounds=4)
+    sequence.last = last_states(parts, (sequence.token_ids[1:] + 1) % VOCAB)
+    asked = []
+    own = TargetParts.logits
+    monkeypatch.setattr(TargetParts, "logits", lambda self, x: asked.append(len(x)) or own(self, x))
+    first = replay(draft, [sequence], parts=parts, k=K)
+    assert sum(asked) > 0
+    asked.clear()
+    again = replay(draft, [replace(sequence, features=sequence.features.clone())], parts=parts, k=K)
+    assert not asked and again.rung("all") == first.rung("all")
+    other = replace(sequence, last=last_states(parts, sequence.token_ids[1:]))
+    assert replay(draft, [other], parts=parts, k=K).sequences[0].written == "own" and asked
 
 
 def test_text_can_be_overridden_and_is_not_guessed() -> None:

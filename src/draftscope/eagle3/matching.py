@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from draftscope.eagle3.model import Draft
 from draftscope.eagle3.replayed import Side, Written
@@ -27,6 +28,9 @@ CHECKED = 64
 """Answer tokens per sequence on which that share is measured, evenly spaced."""
 
 _LOGITS = 1 << 24
+
+# The target's choices by its head, then by the tensor of last states: many replays of one case ask for the same ones.
+_CHOICES = WeakIdKeyDictionary()
 
 
 def answer_rows(answer: Tensor | None, rows: int, tokens: int, k: int) -> Tensor:
@@ -70,6 +74,7 @@ class Matcher:
     def __init__(self, draft: Draft, parts: TargetParts | None, k: int, text: Text) -> None:
         self.config, self.parts, self.k, self.text = draft.config, parts, k, text
         self._norm: Side = "pre"
+        self._known = WeakIdKeyDictionary() if parts is None else _CHOICES.setdefault(parts.head, WeakIdKeyDictionary())
         if draft.embedding is None:
             raise UsageError("the draft has no embedding of its own and was lent none", remedy="Give the target (--target)")
         if parts is not None and parts.head.shape[0] != draft.config.vocab_size:
@@ -170,7 +175,7 @@ class Matcher:
         text = sequence.token_ids[rows + 1]
         best = (-1.0, self._norm)
         for norm in (self._norm, "post" if self._norm == "pre" else "pre"):
-            share = float((self._choice(sequence.last[rows], norm) == text).float().mean())
+            share = float((self._choice(sequence.last, rows, norm) == text).float().mean())
             if share > best[0]:
                 best = (share, norm)
             if share >= OWN_SHARE:
@@ -178,14 +183,15 @@ class Matcher:
         self._norm = best[1]
         return best[0], len(rows), best[1]
 
-    def _choice(self, last: Tensor, norm: str) -> Tensor:
-        """The target's argmax after each last state, [R] int64."""
+    def _choice(self, last: Tensor, rows: Tensor, norm: str) -> Tensor:
+        """The target's argmax after the last states [T, Ht] at `rows` [R]: [R] int64. Each is worked out once."""
         assert self.parts is not None
-        chosen = []
-        for piece in last.split(max(1, _LOGITS // self.parts.head.shape[0])):
-            state = piece.float()
-            chosen.append(self.parts.logits(self.parts.final_norm(state) if norm == "pre" else state).argmax(-1))
-        return torch.cat(chosen) if chosen else torch.zeros(0, dtype=torch.int64)
+        known = self._known.setdefault(last, {}).setdefault(norm, torch.full((len(last),), -1, dtype=torch.int64))
+        lacking = rows[known[rows] < 0].unique()
+        for piece in lacking.split(max(1, _LOGITS // self.parts.head.shape[0])) if len(lacking) else ():
+            state = last[piece].float()
+            known[piece] = self.parts.logits(self.parts.final_norm(state) if norm == "pre" else state).argmax(-1)
+        return known[rows]
 
     def _text(self, tokens: Tensor, rows: Tensor) -> Tensor:
         """Recorded tokens t+2..t+1+K, -1 beyond the last known one."""
@@ -207,7 +213,7 @@ class Matcher:
         needed = (rows[:, None] + 1 + torch.arange(self.k)).unique()
         needed = needed[needed < sequence.rows]
         choice = torch.full((len(tokens) + self.k + 1,), -1, dtype=torch.int64)
-        choice[needed] = self._choice(sequence.last[needed], norm or self._norm)
+        choice[needed] = self._choice(sequence.last, needed, norm or self._norm)
         source = rows[:, None] + 1 + torch.arange(self.k)
         wanted = choice[source.clamp(max=len(choice) - 1)]
         text = self._text(tokens, rows)
