@@ -91,8 +91,8 @@ def main() -> None:
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps({
         "schema": "draftscope.bench-generate/1", "target": target.folder.name, "k": options.k, "max_new": options.max_new,
-        "pairs": options.pairs, "threads": options.threads, "packed": packed, "machine": platform.machine(), "torch": torch.__version__,
-        "transformers": transformers.__version__, "batches": batches,
+        "pairs": options.pairs, "threads": options.threads, "packed": packed, "machine": platform.machine(),
+        "torch": torch.__version__, "transformers": transformers.__version__, "batches": batches,
     }, indent=2) + "\n")
 
 
