@@ -73,7 +73,7 @@ def show(ui: Ui, found: Replays) -> None:
     first = found.rungs[0]
     rows = {"walk": "as a server walks", "engine": "the engine's own steps", "all": "all answer rows"}[found.readout or "all"]
     ui.print(f"Replay of {visible(found.states)}: {count(first.sequences, 'sequence')}, {rows}, K = {found.k}")
-    ui.print(_table(found))
+    ui.print(_table(found, wide=ui.console.width >= 92))
     share = first.text["share"]
     if share is not None:
         ui.print(f"Text: {percent(float(share))} of the checked answer tokens are the target's own choice.")
@@ -89,7 +89,7 @@ def show(ui: Ui, found: Replays) -> None:
         ui.print(f"Note: {visible(note)}.")
 
 
-def _table(found: Replays) -> Table:
+def _table(found: Replays, *, wide: bool) -> Table:
     from rich import box
     from rich.table import Table
 
@@ -98,12 +98,14 @@ def _table(found: Replays) -> Table:
     if several:
         table.add_column("draft", overflow="fold")
     table.add_column("set", overflow="fold")
-    table.add_column("tokens" if found.readout == "all" else "length", justify="right")
+    table.add_column("tokens" if found.readout == "all" else "length", justify="right", no_wrap=wide)
     if len(found.rungs) > 1:
-        table.add_column("change", justify="right")
-    table.add_column("joint acceptance", justify="right")
+        table.add_column("change", justify="right", no_wrap=wide)
+    table.add_column("joint", justify="right", no_wrap=wide)
     table.add_column("nll", justify="right")
-    table.add_column("cover", justify="right")
+    covered = all(rung.coverage is None or rung.coverage == 1 for rung in found.rungs)
+    if not covered:
+        table.add_column("cover", justify="right")
     table.add_column("rounds", justify="right")
     if any(rung.gate for rung in found.rungs):
         table.add_column("gate", justify="right")
@@ -113,7 +115,9 @@ def _table(found: Replays) -> Table:
         cells.append(" ".join(filter(None, (number(rung.tokens), interval(rung.interval)))))
         if len(found.rungs) > 1:
             cells.append(_change(rung.change) if i else "")
-        cells += [" ".join(number(p) for p in rung.joint), number(rung.nll), percent(rung.coverage), f"{rung.rounds:,}"]
+        cells += [" ".join(number(p) for p in rung.joint), number(rung.nll)]
+        cells += [] if covered else [percent(rung.coverage)]
+        cells.append(f"{rung.rounds:,}")
         if any(other.gate for other in found.rungs):
             cells.append(percent(rung.gate.share) if rung.gate else "–")
         table.add_row(*cells)
