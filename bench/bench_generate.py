@@ -76,9 +76,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULT)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    target = load_target(options.target or ensure_target())
-    packed = not options.unpacked and pack(target)
+    target = load_target(options.target or ensure_target(report=print))
     draft = build_draft(load_checkpoint(options.draft or DRAFT, target_layers=target.layers), target.parts)
+    packed = not options.unpacked and pack(target, draft)
     prompts = read_prompts(options.prompts, target)
     every = max(1, len(prompts) // options.per_batch)
     batches = [

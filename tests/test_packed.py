@@ -42,14 +42,18 @@ def test_weights_and_bias_are_taken_over() -> None:
 def test_texts_are_those_of_the_unpacked_target(tmp_path: Path) -> None:
     folder = save_target(tmp_path, 3, vocab=6, tied=False)
     target, packed = load_target(folder), load_target(folder)
-    assert pack(packed)
-    assert pack(packed)  # once more does no harm
+    draft = random_draft(5, vocab=6)
+    assert pack(packed, draft)
+    assert pack(packed, draft)  # once more does no harm
+    assert not any(type(m) is torch.nn.Linear for m in draft.modules())
     prompts, wiring = [[1, 2, 3], [5], [0, 4, 4, 1, 2]], Wiring.of((2, 4, 5))
     plain = generate(target, None, prompts, wiring=wiring, max_new=24)
-    found = generate(packed, random_draft(5, vocab=6), prompts, wiring=wiring, max_new=24, rows=2)
+    found = generate(packed, draft, prompts, wiring=wiring, max_new=24, rows=2)
     for prompt, one, other in zip(prompts, plain, found, strict=True):
         parted = divergence(target, prompt, one.token_ids, other.token_ids)
         assert parted is None or parted.near_tie
+    unpacked = generate(target, random_draft(5, vocab=6), prompts, wiring=wiring, max_new=24, rows=2)
+    assert [g.drafted_ids for g in found] == [g.drafted_ids for g in unpacked]
 
 
 @pytest.mark.parametrize("why", ["dtype", "operator missing", "operator wrong"])

@@ -98,12 +98,14 @@ def prepare(ui: Ui, prompts: Path | None, target: Path | None, draft: Path | Non
     if not plain:
         checkpoint = load_checkpoint(draft or pair.DRAFT, target_layers=int(read_config(folder)["num_hidden_layers"]))
     model = load_target(folder)
-    pack(model)
     found = read_prompts(prompts or pair.HERE / "heldout.jsonl", model, limit=limit)
     if checkpoint is None:
+        pack(model)
         return Job(model, None, "", Wiring.of(()), found)
     places = asked or checkpoint.config.boundaries or default_boundaries(model.layers)
-    return Job(model, build_draft(checkpoint, model.parts), checkpoint.folder.name, Wiring.of(places), found)
+    made = build_draft(checkpoint, model.parts)
+    pack(model, made)
+    return Job(model, made, checkpoint.folder.name, Wiring.of(places), found)
 
 
 def answer(ui: Ui, job: Job, draft: Draft | None, *, k: int, max_new: int, rows: int,

@@ -33,7 +33,8 @@ class DraftCache(RaggedCache):
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         keys, values = self.update(k, v, 0)
-        return F.scaled_dot_product_attention(q, keys, values, attn_mask=self._mask, enable_gqa=q.shape[1] != k.shape[1])
+        mask = None if self._mask is None else self._mask.to(q.device)
+        return F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
 
 
 class Drafter:
@@ -47,12 +48,12 @@ class Drafter:
         self.cache = DraftCache(rows, capacity, draft.config.sliding_window)
         feeds: dict[str | None, Callable[[Tensor], Tensor]] = {"pre": lambda state: state, "post": draft.norm}
         self._feed = feeds.get(feedback, draft.feedback)
-        self._output = torch.zeros(rows, draft.config.hidden_size, dtype=draft.fc.weight.dtype)
+        self._output = draft.norm.weight.new_zeros(rows, draft.config.hidden_size)
 
     def extend(self, hidden: Tensor, following: Tensor, counts: Tensor, at: Tensor | None) -> None:
         """Run over accepted rows: projected true features [R, W, H], the token after each row [R, W], how many count [R]."""
         positions, _ = self.cache.begin(hidden.shape[1], at)
-        outputs = self.draft(hidden, self.draft.embed(following), positions, self.cache)
+        outputs = self.draft(hidden, self.draft.embed(following.to(hidden.device)), positions.to(hidden.device), self.cache)
         self.cache.commit(counts, at)
         self._output[slice(None) if at is None else at] = outputs[torch.arange(len(counts)), counts - 1]
 
@@ -62,12 +63,13 @@ class Drafter:
         states, drafted = [state], [self._pick(state)]
         for _ in range(self.k - 1):
             positions, _ = self.cache.begin(1, at)
-            state = self.draft(self._feed(state)[:, None], self.draft.embed(drafted[-1])[:, None], positions, self.cache)[:, 0]
+            fed, embeds = self._feed(state)[:, None], self.draft.embed(drafted[-1])[:, None]
+            state = self.draft(fed, embeds, positions.to(state.device), self.cache)[:, 0]
             self.cache.commit(1, at)
             states.append(state)
             drafted.append(self._pick(state))
         self.cache.commit(1 - self.k, at)
-        return torch.stack(drafted, 1), torch.stack(states, 1)
+        return torch.stack(drafted, 1).cpu(), torch.stack(states, 1)
 
     def _pick(self, output: Tensor) -> Tensor:
         return self.draft.target_ids[self.draft.logits(output).argmax(-1)]

@@ -121,7 +121,7 @@ def generate(target: Target, draft: Draft | None, prompts: Sequence[Sequence[int
                 seen = target.forward(ids, taps, cache=cache, rows=at)
                 cache.commit(counts, at)
                 ends = torch.arange(len(at)), counts - 1
-                bonus[at] = target.logits(seen.post[ends]).argmax(-1)
+                bonus[at] = target.logits(seen.post[ends]).argmax(-1).cpu()
                 if drafter is not None:
                     features = wiring.apply(seen.taps, counts)
                     hidden = drafter.draft.project(features)
@@ -156,7 +156,7 @@ def generate(target: Target, draft: Draft | None, prompts: Sequence[Sequence[int
             ids = torch.cat([bonus[at, None], drafted], 1)
             starts = cache.lengths[at]
             seen = target.forward(ids, taps, cache=cache, rows=some)
-            chosen = target.logits(seen.post).argmax(-1)
+            chosen = target.logits(seen.post).argmax(-1).cpu()
             accepted = (chosen[:, :-1] == drafted).cumprod(-1).sum(-1)
             cache.commit(accepted + 1, some)
             bonus[at] = chosen.gather(1, accepted[:, None])[:, 0]

@@ -118,11 +118,11 @@ class Draft(nn.Module):
         """Target token ids [...] to embeddings [..., H], in the draft's dtype."""
         if self.embedding is None:
             raise ValueError("the draft has no embedding of its own and was lent none")
-        return F.embedding(token_ids, self.embedding).to(self.fc.weight.dtype)
+        return F.embedding(token_ids, self.embedding).to(self.norm.weight.dtype)
 
     def project(self, features: Tensor) -> Tensor:
         """Slots [..., S, Ht] to the draft's input state [..., H]; the switches before `fc` apply here."""
-        x = features.to(self.fc.weight.dtype)
+        x = features.to(self.norm.weight.dtype)
         if self.config.norm_before_fc:
             x = self.input_norm(x.flatten(-2)).unflatten(-1, features.shape[-2:])
         if self.config.fc_norm:

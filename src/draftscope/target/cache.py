@@ -29,6 +29,7 @@ class RaggedCache:
         self._keys: list[Tensor | None] = [None] * layers
         self._values: list[Tensor | None] = [None] * layers
         self._selected: Tensor | None = None
+        self._row_index = torch.empty(0, 1, dtype=torch.int64)
         self._write: Tensor | None = None
         self._span = 0
 
@@ -45,6 +46,7 @@ class RaggedCache:
         positions = lengths[:, None] + torch.arange(width)
         mask = torch.arange(span)[None, None, None, :] <= positions[:, None, :, None]
         self._selected, self._write, self._span = rows, positions, span
+        self._row_index = (torch.arange(self.rows) if rows is None else rows)[:, None]
         return positions, mask
 
     def update(self, keys: Tensor, values: Tensor, layer_idx: int, **_: object) -> tuple[Tensor, Tensor]:
@@ -56,8 +58,7 @@ class RaggedCache:
         held = []
         for store, new in ((self._keys[layer_idx], keys), (self._values[layer_idx], values)):
             assert store is not None and self._write is not None
-            rows = torch.arange(self.rows) if self._selected is None else self._selected
-            store[rows[:, None].to(store.device), :, self._write.to(store.device)] = new.transpose(1, 2)
+            store[self._row_index.to(store.device), :, self._write.to(store.device)] = new.transpose(1, 2)
             past = store[:, :, : self._span]
             held.append(past if self._selected is None else past[self._selected.to(store.device)])
         return held[0], held[1]

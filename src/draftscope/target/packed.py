@@ -31,20 +31,26 @@ class PackedLinear(nn.Module):
         return torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
 
 
-def pack(target: Target) -> bool:
-    """Replace the linear layers of a float32 target on the CPU, and its head; the original weights are let go.
+def pack(target: Target, draft: nn.Module | None = None) -> bool:
+    """Replace the linear layers of a float32 target on the CPU, its head, and a draft's layers; what was theirs is let go.
 
     Returns:
-        False where it cannot be done (another device or dtype, a torch without oneDNN): the target is as it was.
+        False where it cannot be done (another device or dtype, a torch without oneDNN): all is as it was.
     """
     if target.device.type != "cpu" or target.dtype != torch.float32 or not _works():
         return False
-    for module in list(target.model.get_decoder().modules()):
+    _replace(target.model.get_decoder())
+    target.head = PackedLinear(target.parts.head)
+    if draft is not None:
+        _replace(draft)
+    return True
+
+
+def _replace(root: nn.Module) -> None:
+    for module in list(root.modules()):
         for name, child in list(module.named_children()):
             if type(child) is nn.Linear:
                 setattr(module, name, PackedLinear(child.weight, child.bias))
-    target.head = PackedLinear(target.parts.head)
-    return True
 
 
 def _works() -> bool:

@@ -50,9 +50,9 @@ class Wiring:
             source = torch.where((source >= 0) & (source < counts[:, None]), source, rows)
             states = states[torch.arange(len(states))[:, None], source]
         if any(factor != 1 for factor in self.scale):
-            states = states * torch.tensor(self.scale, dtype=states.dtype)[:, None]
+            states = states * torch.tensor(self.scale, dtype=states.dtype, device=states.device)[:, None]
         if self.poison:
             positions = torch.as_tensor(start).reshape(-1, 1) + rows
             spoilt = (positions >= 1) & (positions <= self.poison)
-            states = states.masked_fill(spoilt[:, :, None, None], torch.nan)
+            states = states.masked_fill(spoilt[:, :, None, None].to(states.device), torch.nan)
         return states
