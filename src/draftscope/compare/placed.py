@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from draftscope import findings
 from draftscope.boundaries import Boundary, Kind, Norm
 from draftscope.compare.transforms import Rotation
 
@@ -94,3 +95,13 @@ class Placed:
     def certain(self) -> bool:
         """Placed, and no other place would do."""
         return self.place is not None and len(self.candidates) == 1
+
+
+def as_finding(placed: Placed, label: str) -> findings.Placed:
+    """Placement's own record as reports write it."""
+    return findings.Placed(
+        slot=placed.slot, label=label, boundary=placed.boundary, norm=placed.norm, kind=placed.kind, margin=placed.margin,
+        error=placed.error, lag=placed.lag, scale=placed.scale, transform=placed.transform, share=placed.share,
+        candidates=sorted({c.index for c in placed.candidates if c.kind == placed.kind}), errors=list(placed.plain_errors),
+        shares=dict(placed.shares),
+    )

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from draftscope.compare.placement import Placed as PlacedSlot
+from draftscope.compare.placed import Placed as PlacedSlot
+from draftscope.compare.placed import as_finding
 from draftscope.compare.placement import Placer
 from draftscope.diagnose.case import Selected
 from draftscope.faults.measurements import NonFinite, SideFacts, SideName
-from draftscope.findings import Placed
 from draftscope.target.model import Target
 from draftscope.target.sweep import sweep
 
@@ -89,30 +89,10 @@ def side_facts(name: SideName, selected: Selected, swept: SweptSide | None) -> S
     )
     if swept is not None:
         slots = int(first.features.shape[1])
-        converted = [to_finding(placed, _label(selected, placed.slot)) for placed in swept.placed]
+        converted = [as_finding(placed, _label(selected, placed.slot)) for placed in swept.placed]
         facts.slots, facts.proof = converted[:slots], "sweep"
         facts.last = converted[slots].model_copy(update={"slot": -1}) if len(converted) > slots else None
     return facts
-
-
-def to_finding(placed: PlacedSlot, label: str) -> Placed:
-    """Placement's own record as the report's."""
-    return Placed(
-        slot=placed.slot,
-        label=label,
-        boundary=placed.boundary,
-        norm=placed.norm,
-        kind=placed.kind,
-        margin=placed.margin,
-        error=placed.error,
-        lag=placed.lag,
-        scale=placed.scale,
-        transform=placed.transform,
-        share=placed.share,
-        shares=dict(placed.shares),
-        candidates=sorted({c.index for c in placed.candidates if c.kind == placed.kind}),
-        errors=list(placed.plain_errors),
-    )
 
 
 def _label(selected: Selected, slot: int) -> str:

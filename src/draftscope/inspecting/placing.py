@@ -9,8 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from draftscope import findings
-from draftscope.compare.placed import Placed
+from draftscope.compare.placed import as_finding
 from draftscope.compare.placement import Placer
 from draftscope.errors import DraftscopeError
 from draftscope.inspecting.measure import Pass, slots_of
@@ -156,13 +155,3 @@ def _by_parts(entries: list[Entry], used: list[tuple[str, Tensor, Tensor, Tensor
 
 def _spread(rows: Tensor, count: int) -> Tensor:
     return rows if len(rows) <= count else rows[torch.linspace(0, len(rows) - 1, max(count, 0)).long()]
-
-
-def as_finding(placed: Placed, label: str) -> findings.Placed:
-    """Placement's own record as reports write it."""
-    return findings.Placed(
-        slot=placed.slot, label=label, boundary=placed.boundary, norm=placed.norm, kind=placed.kind, margin=placed.margin,
-        error=placed.error, lag=placed.lag, scale=placed.scale, transform=placed.transform, share=placed.share,
-        candidates=sorted({c.index for c in placed.candidates if c.kind == placed.kind}), errors=list(placed.plain_errors),
-        shares=dict(placed.shares),
-    )
