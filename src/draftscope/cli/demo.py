@@ -39,12 +39,14 @@ def command(
     from draftscope.report.terminal import show
     from draftscope.target.embedded import ensure_target
     from draftscope.target.model import load_target
+    from draftscope.target.packed import pack
 
     known = {f.id for f in FAULTS}
     if fault not in known:
         raise UsageError(f"no fault `{fault}`", remedy=f"Known: {', '.join(sorted(known))}")
     prepare_folder(out)
     target = load_target(ensure_target(report=ui.note))
+    pack(target)
     prompts = [
         target.tokenizer.encode(target.tokenizer.apply_chat_template(p.messages, tokenize=False, add_generation_prompt=True))
         for p in spread(PROMPTS)
