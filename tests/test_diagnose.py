@@ -53,6 +53,7 @@ def test_case_is_told_whole(case: Run) -> None:
     assert [p.boundary for p in found.placement.serve] == [0, 2, 4]
     assert [p.boundary for p in found.placement.train] == [2, 4, 5, 8]
     assert any("labels are wrong" in c and "embed" in c for c in first.caveats)
+    assert not any("something is left" in c for c in first.caveats)
     assert first.fix.config["vllm@0.32"]["eagle_aux_hidden_state_layer_ids"] == [2, 4, 5]
     assert first.fix.config["sglang@0.5.23"]["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [1, 3, 4]
     effect = first.acceptance

@@ -11,7 +11,7 @@ import typer
 from draftscope.cli.common import HtmlOption, JsonOption, QuietOption, SeedOption, ThreadsOption, setup, write_json, write_text
 from draftscope.errors import UsageError
 
-PROMPTS, MAX_NEW, ROWS = 16, 40, 8
+PROMPTS, MAX_NEW, ROWS = 16, 48, 8
 RUNS = ("healthy", "broken", "mended")
 
 
@@ -55,7 +55,7 @@ def command(
         target,
         DRAFT,
         prompts,
-        [Conversation(*c) for c in training_sample()[:16]],
+        [Conversation(*c) for c in training_sample()],
         max_new=MAX_NEW,
         rows=ROWS,
         stop_ids=target.stop_ids,

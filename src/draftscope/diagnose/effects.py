@@ -14,10 +14,11 @@ from draftscope.findings import Effect, Rung
 
 @dataclass(slots=True)
 class Costs:
-    """Effects in the order of the suspicions, and the whole repair."""
+    """Effects in the order of the suspicions; the whole repair, and the target's own states, on the same sequences."""
 
     effects: list[Effect | None]
     repaired: Rung | None = None
+    reference: Rung | None = None
 
 
 def costs(ladder: Ladder, suspicions: list[Suspicion], as_read: Reading, measured: Rung | None) -> Costs:
@@ -64,7 +65,14 @@ def costs(ladder: Ladder, suspicions: list[Suspicion], as_read: Reading, measure
                 gain_interval=None if opaque else gain.interval,
             )
         )
-    return Costs(effects, fixed.rung(chosen, seed=case.inputs.seed))
+    own = (
+        ladder.remade(combine((s.undo for s in undoable if s.undo is not None), as_read)).only(names)
+        if ladder.can_remake
+        else None
+    )
+    return Costs(
+        effects, fixed.rung(chosen, seed=case.inputs.seed), None if own is None else own.rung(chosen, seed=case.inputs.seed)
+    )
 
 
 def loss(effect: Effect | None) -> float:

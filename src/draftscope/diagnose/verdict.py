@@ -118,7 +118,7 @@ def _caveats(examination: Examination, found: Costs | None) -> list[str]:
         caveats.append(
             f"replay gives the engine's own counts in only {m.gate.share:.1%} of the steps: replayed figures are an estimate"
         )
-    reference = examination.rungs.get("reference")
+    reference = None if found is None else found.reference
     repaired = None if found is None else found.repaired
     if reference is not None and repaired is not None and _below(repaired, reference):
         caveats.append(
