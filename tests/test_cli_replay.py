@@ -132,8 +132,9 @@ def test_a_consumers_reading_is_the_starting_point(tmp_path: Path) -> None:
 
 
 def test_the_command_prints_a_table_and_writes_the_contract(
-    tmp_path: Path, draft: Draft, sequences: list, capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, draft: Draft, sequences: list, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
     folder, states = save_draft(tmp_path / "draft", draft), save_capture(tmp_path / "capture", sequences, k=None)
     line = ["replay", "--draft", str(folder), "--states", str(states), "--set", "d2t=zero feedback=post", "--set", "scale.1=4"]
     assert run([*line, "--json", str(tmp_path / "out.json")]) == 0
