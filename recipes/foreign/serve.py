@@ -127,13 +127,18 @@ def main() -> None:
              "temperature": 0}
     (folder / "capture.json").write_text(json.dumps(about))
     names = list(recorder.rows)
-    for i, (name, output) in enumerate(zip(names, outputs, strict=True)):
+    for name in names:
+        # vLLM names a request after its number, and schedules as it likes.
+        i = int(name.split("-")[0])
+        output = outputs[i]
         tensors = recorder.tensors(name, options.k)
         said = list(output.prompt_token_ids) + list(output.outputs[0].token_ids)
         kept = tensors["token_ids"][tensors["accepted"]].tolist()
         shared = min(len(said), len(kept))
         if kept[:shared] != said[:shared]:
-            raise SystemExit(f"request {name}: the rows' tokens are not what vLLM answered")
+            at = next(j for j in range(shared) if kept[j] != said[j])
+            raise SystemExit(f"request {name}: the rows' tokens are not what vLLM answered: at row {at} (prompt of "
+                             f"{len(output.prompt_token_ids)}) {kept[at : at + 6]} against {said[at : at + 6]}")
         save_file(tensors, folder / f"request-{i:03d}.safetensors")
     (options.out / "counters.txt").write_text(prometheus(llm.get_metrics()))
     print((options.out / "counters.txt").read_text())
