@@ -40,7 +40,7 @@ class Suspicion:
     """A fault that the measurements speak for, before its cost is known.
 
     Attributes:
-        proven: the evidence alone proves it (state-level, static, or by the gate); replay then only says what it costs.
+        strength: `proven` where the evidence alone proves it (states, the file itself, the gate); replay then says what it costs.
         undo: None where replay cannot undo it; `recovery` then says what would.
         runtime: seen only in the engine's behaviour.
     """
