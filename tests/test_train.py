@@ -19,6 +19,7 @@ from draftscope.boundaries import Boundary
 from draftscope.cli.main import run
 from draftscope.eagle3.checkpoint import build_draft, load_checkpoint
 from draftscope.eagle3.config import DraftConfig
+from draftscope.eagle3.descent import Optimizer
 from draftscope.eagle3.examples import Collate, Example, batch_order, choices, column_rms, load_examples
 from draftscope.eagle3.heldout import evaluate
 from draftscope.eagle3.loss import pack_rows, supervised_rows, ttt_loss, ttt_outputs
@@ -254,12 +255,13 @@ def learnable(count: int, seed: int = 0, vocab: int = 24) -> tuple[TargetParts, 
 QUICK = Settings(epochs=6, batch_tokens=96, learning_rate=3e-3, warmup=4)
 
 
-def test_training_learns_what_can_be_learnt_and_exports_what_it_measured(tmp_path: Path) -> None:
+@pytest.mark.parametrize("settings", [QUICK, replace(QUICK, optimizer="muon", precision="bfloat16", learning_rate=1e-2)], ids=["plain", "muon"])
+def test_training_learns_what_can_be_learnt_and_exports_what_it_measured(settings: Settings, tmp_path: Path) -> None:
     parts, samples = learnable(36)
     examples, held = load_examples(samples[:28], parts), load_examples(samples[28:], parts)
     d2t, _, _ = draft_vocabulary(torch.bincount(torch.cat([e.token_ids for e in examples]), minlength=24), 20)
     events: list[dict[str, Any]] = []
-    result = train(examples, parts, shape(20, 24), d2t, tmp_path, settings=QUICK, heldout=held, extra={"note": "a test"},
+    result = train(examples, parts, shape(20, 24), d2t, tmp_path, settings=settings, heldout=held, extra={"note": "a test"},
                    on_event=lambda e: events.append(dict(e)))
     steps = [e for e in events if "losses" in e]
     assert result.finished and result.steps == len(steps) == steps[-1]["of"]
@@ -273,6 +275,21 @@ def test_training_learns_what_can_be_learnt_and_exports_what_it_measured(tmp_pat
     again = evaluate(build_draft(checkpoint, parts), held, Collate.of(parts, torch.arange(20) + d2t, STEPS), STEPS)
     assert again.rows == result.heldout.rows
     assert again.length == pytest.approx(result.heldout.length, abs=0.06), "bfloat16, factors folded in"
+
+
+def test_narrow_products_give_nearly_the_same_gradient() -> None:
+    parts, samples = learnable(4)
+    draft = new_draft(shape(24, 24), parts, torch.arange(24), None).requires_grad_(True)
+    batch = Collate.of(parts, torch.arange(24), STEPS)(load_examples(samples, parts))
+    found = []
+    for precision in (torch.float32, torch.bfloat16):
+        draft.zero_grad(set_to_none=True)
+        ttt_loss(draft, batch, precision=precision).total.backward()
+        found.append({name: p.grad.flatten() for name, p in draft.named_parameters() if p.grad is not None})
+    assert all(g.dtype == torch.float32 for g in found[1].values())
+    for name, exact in found[0].items():
+        assert not torch.equal(exact, found[1][name]), name
+        assert F.cosine_similarity(exact, found[1][name], dim=0) > 0.995, name
 
 
 def test_held_out_acceptance_is_that_of_a_server() -> None:
@@ -303,12 +320,13 @@ class Stopped(Exception):
     """Stands for a kill: the run gets no chance to save."""
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize("how", ["killed", "interrupted"])
-def test_a_stopped_run_goes_on_to_the_same_weights(tmp_path: Path, how: str) -> None:
+def test_a_stopped_run_goes_on_to_the_same_weights(tmp_path: Path, how: str, optimizer: Optimizer) -> None:
     parts, samples = learnable(20)
     examples = load_examples(samples, parts)
     d2t, _, _ = draft_vocabulary(torch.ones(24), 24)
-    quick = replace(QUICK, epochs=2, noise=0.05)
+    quick = replace(QUICK, epochs=2, noise=0.05, optimizer=optimizer)
 
     def training(folder: Path, stop: int | None = None) -> Any:
         def watch(event: Any) -> None:

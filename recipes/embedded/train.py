@@ -36,9 +36,13 @@ def main() -> None:
     parser.add_argument("--run", default="run")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--batch-tokens", type=int, default=1024)
-    parser.add_argument("--learning-rate", type=float, default=1e-3)
+    parser.add_argument("--learning-rate", type=float, default=3e-3)
     parser.add_argument("--head-rate", type=float, default=0.2)
     parser.add_argument("--noise", type=float, default=0.0)
+    parser.add_argument("--weight-decay", type=float, default=0.02)
+    parser.add_argument("--optimizer", choices=("adamw", "muon"), default="muon")
+    parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32",
+                        help="bfloat16 where the processor has it")
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -72,7 +76,8 @@ def main() -> None:
 
     settings = Settings(epochs=options.epochs, batch_tokens=options.batch_tokens,
                         learning_rate=options.learning_rate, head_rate=options.head_rate,
-                        noise=options.noise)
+                        noise=options.noise, weight_decay=options.weight_decay, optimizer=options.optimizer,
+                        precision=options.precision)
     result = train(examples, parts, config, d2t, run, settings=settings, heldout=held, evaluate_every=130, save_minutes=3,
                    on_event=show)
     print("finished" if result.finished else "interrupted; the same command goes on", result.heldout)

@@ -92,8 +92,9 @@ def ttt_outputs(draft: Draft, features: Tensor, token_ids: Tensor, rows: Tensor,
     embeds = draft.embed(torch.nn.functional.pad(token_ids, (0, steps)))
     positions = torch.arange(length, device=token_ids.device).expand(batch, length)
     mask = StepMask(draft.config.sliding_window)
-    output = draft(draft.project(features), embeds[:, 1 : length + 1], positions, mask)
-    output = _at(output, rows)
+    # Under autocast the residual stream stays in the weights' own dtype.
+    hidden = draft.project(features).to(embeds.dtype)
+    output = _at(draft(hidden, embeds[:, 1 : length + 1], positions, mask), rows)
     yield output
     later = mask.on(rows)
     for k in range(1, steps):
@@ -105,8 +106,18 @@ def _at(x: Tensor, rows: Tensor) -> Tensor:
     return x.gather(1, rows[..., None].expand(-1, -1, x.shape[-1]))
 
 
-def ttt_loss(draft: Draft, batch: Batch, decay: float = 0.8) -> Loss:
-    """Soft cross-entropy of every step, each the mean over its supervised rows, weighted decay^k."""
+def ttt_loss(draft: Draft, batch: Batch, decay: float = 0.8, precision: torch.dtype = torch.float32) -> Loss:
+    """Soft cross-entropy of every step, each the mean over its supervised rows, weighted decay^k.
+
+    Args:
+        precision: of the matrix products' operands; weights, norms, softmax and sums stay as they are.
+    """
+    low = precision != torch.float32
+    with torch.autocast(batch.features.device.type, dtype=precision if low else None, enabled=low):
+        return _ttt_loss(draft, batch, decay, precision if low else draft.fc.weight.dtype)
+
+
+def _ttt_loss(draft: Draft, batch: Batch, decay: float, precision: torch.dtype) -> Loss:
     rows, real = pack_rows(batch.supervised.any(0))
     total = torch.zeros((), dtype=draft.fc.weight.dtype)
     result = Loss(total, [], [], [])
@@ -120,7 +131,8 @@ def ttt_loss(draft: Draft, batch: Batch, decay: float = 0.8) -> Loss:
             result.correct.append(0)
             continue
         index = batch.teacher_row.gather(1, (rows + 1 + k).clamp(max=batch.token_ids.shape[1] - 1))[taught]
-        summed, correct = _SoftCrossEntropy.apply(draft.norm(output[taught]), draft.lm_head.weight, batch.teacher, index)
+        normed = draft.norm(output[taught])
+        summed, correct = _SoftCrossEntropy.apply(normed, draft.lm_head.weight, batch.teacher, index, precision)
         result.total = result.total + decay**k * summed / count
         result.steps.append(float(summed.detach()) / count)
         result.rows.append(count)
@@ -141,25 +153,27 @@ class _SoftCrossEntropy(torch.autograd.Function):
     """Head and soft cross-entropy in one, in chunks of rows: logits over the vocabulary are never kept for the backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, states: Tensor, head: Tensor, teacher: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, states: Tensor, head: Tensor, teacher: Tensor, index: Tensor,
+                precision: torch.dtype) -> tuple[Tensor, Tensor]:
         grad_states = torch.empty_like(states)
         grad_head = torch.zeros_like(head) if ctx.needs_input_grad[1] else None
         total, correct = states.new_zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.int64)
+        narrow_states, narrow_head = states.to(precision), head.to(precision)
         for start in range(0, len(states), _CHUNK):
             part = slice(start, start + _CHUNK)
-            logits, wanted = states[part] @ head.T, teacher[index[part]]
+            logits, wanted = (narrow_states[part] @ narrow_head.T).to(states.dtype), teacher[index[part]]
             correct += (logits.argmax(-1) == wanted.argmax(-1)).sum()
             normaliser = logits.logsumexp(-1, keepdim=True)
             total += normaliser.sum(dtype=torch.float64) - torch.linalg.vecdot(wanted, logits).sum(dtype=torch.float64)
-            grad = logits.sub_(normaliser).exp_().sub_(wanted)
-            torch.mm(grad, head, out=grad_states[part])
+            grad = logits.sub_(normaliser).exp_().sub_(wanted).to(precision)
+            grad_states[part] = grad @ narrow_head
             if grad_head is not None:
-                grad_head.addmm_(grad.T, states[part])
+                grad_head += grad.T @ narrow_states[part]
         ctx.save_for_backward(grad_states, grad_head)
         ctx.mark_non_differentiable(correct)
         return total.to(states.dtype), correct
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
         grad_states, grad_head = ctx.saved_tensors
-        return grads[0] * grad_states, None if grad_head is None else grads[0] * grad_head, None, None
+        return grads[0] * grad_states, None if grad_head is None else grads[0] * grad_head, None, None, None

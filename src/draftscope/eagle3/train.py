@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -25,6 +25,7 @@ from torch import Tensor
 
 from draftscope.eagle3.checkpoint import save_native, target_ids
 from draftscope.eagle3.config import DraftConfig
+from draftscope.eagle3.descent import Descent, Optimizer
 from draftscope.eagle3.examples import Collate, Example, batch_order, column_rms
 from draftscope.eagle3.heldout import HeldOut, evaluate
 from draftscope.eagle3.loss import Alignment, Loss, ttt_loss
@@ -34,6 +35,7 @@ from draftscope.errors import DraftscopeError
 from draftscope.target.parts import TargetParts
 
 Event = Mapping[str, Any]
+Precision = Literal["float32", "bfloat16"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +44,13 @@ class Settings:
 
     Attributes:
         batch_tokens: tokens of a batch once padded.
-        learning_rate, head_rate: peak of AdamW; the head, which starts as the target's, takes `head_rate` times as much.
+        learning_rate, head_rate: its peak; the head, which starts as the target's, takes `head_rate` times as much.
         warmup, final_rate: steps of linear warmup, then a cosine down to `final_rate` times the peak.
         decay: weight of step k is decay^k.
         noise: standard deviation of the noise on features, in units of each column's root mean square.
         alignment: which rows are supervised (`loss.supervised_rows`).
+        optimizer: of the matrices inside the draft (`descent.Descent`).
+        precision: of the operands of the matrix products; weights and sums stay in float32.
     """
 
     ttt_steps: int = 3
@@ -61,6 +65,8 @@ class Settings:
     decay: float = 0.8
     noise: float = 0.0
     alignment: Alignment = "served"
+    optimizer: Optimizer = "adamw"
+    precision: Precision = "float32"
     seed: int = 0
 
 
@@ -126,12 +132,8 @@ class _Run:
         self.scale = None if config.norm_before_fc or config.fc_norm else self.rms
         self.draft = new_draft(config, parts, self.ids, self.scale, settings.seed).train()
         self.collate = Collate.of(parts, self.ids, settings.ttt_steps, settings.alignment, self.scale)
-        self.named = list(self.draft.named_parameters())
-        self.optimizer = torch.optim.AdamW(
-            [{"params": [p for n, p in self.named if _group(n) == g], "group": g,
-              "weight_decay": 0.0 if g == "norm" else settings.weight_decay} for g in ("norm", "head", "body")],
-            lr=settings.learning_rate, betas=(0.9, 0.95),
-        )
+        self.descent = Descent(self.draft, settings.optimizer, weight_decay=settings.weight_decay, head_rate=settings.head_rate,
+                               clip=settings.clip)
         lengths = [len(e) for e in examples]
         self.orders = [batch_order(lengths, settings.batch_tokens, settings.seed, epoch) for epoch in range(settings.epochs)]
         self.total = sum(map(len, self.orders))
@@ -162,7 +164,7 @@ class _Run:
                     "step": self.step, "of": self.total, "epoch": epoch, "ends_epoch": ends, "loss": self.losses[-1],
                     "losses": [None if math.isnan(x) else x for x in loss.steps],
                     "accuracy": [c / r if r else None for c, r in zip(loss.correct, loss.rows, strict=True)], "rows": loss.rows,
-                    "grad_norm": norm, "learning_rate": self.optimizer.param_groups[-1]["lr"],
+                    "grad_norm": norm, "learning_rate": self._rate(self.step - 1),
                     "answer_tokens_per_s": tokens / max(took, 1e-9),
                     "left_s": took / (self.step - first) * (self.total - self.step),
                 })
@@ -179,23 +181,19 @@ class _Run:
             draw = torch.Generator().manual_seed(zlib.crc32(f"{settings.seed}:{self.step}".encode()))
             noise = torch.randn(batch.features.shape, generator=draw) * settings.noise
             batch.features += noise if self.scale is not None else noise * self.rms
-        rate = self._rate(self.step)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate * (settings.head_rate if group["group"] == "head" else 1.0)
-        self.optimizer.zero_grad(set_to_none=True)
-        loss = ttt_loss(self.draft, batch, settings.decay)
+        self.descent.zero_grad()
+        loss = ttt_loss(self.draft, batch, settings.decay, getattr(torch, settings.precision))
         if not any(loss.rows):
             self.step += 1
             return loss, 0.0
         if not math.isfinite(float(loss.total.detach())):
             raise self._not_finite(part)
         loss.total.backward()
-        norm = torch.nn.utils.clip_grad_norm_(self.draft.parameters(), settings.clip)
-        if not math.isfinite(float(norm)):
+        norm = self.descent.step(self._rate(self.step))
+        if not math.isfinite(norm):
             raise self._not_finite(part)
-        self.optimizer.step()
         self.step += 1
-        return loss, float(norm)
+        return loss, norm
 
     def _rate(self, step: int) -> float:
         settings = self.settings
@@ -238,14 +236,10 @@ class _Run:
 
     def save(self) -> None:
         """Weights, optimizer state and place in the run, replaced atomically."""
-        tensors = {f"weight.{n}": p.detach() for n, p in self.named}
-        for name, parameter in self.named:
-            for key, value in self.optimizer.state.get(parameter, {}).items():
-                tensors[f"{key}.{name}"] = value
         place = {"step": self.step, "best": self.best, "settings": asdict(self.settings), "data": self.identity,
                  "config": self.draft.config.model_dump(mode="json")}
         temporary = self._state_file.with_name(".training.part")
-        save_file(tensors, temporary, metadata={"draftscope": json.dumps(place)})
+        save_file(self.descent.tensors(), temporary, metadata={"draftscope": json.dumps(place)})
         os.replace(temporary, self._state_file)
 
     def _resume(self) -> None:
@@ -263,12 +257,7 @@ class _Run:
         for key, value in now.items():
             if place.get(key) != value:
                 raise DraftscopeError(f"the folder holds a run over other {key}", where=where, remedy="Train into another folder")
-        with torch.no_grad():
-            for name, parameter in self.named:
-                parameter.copy_(tensors[f"weight.{name}"])
-                self.optimizer.state[parameter] = {
-                    key: tensors[f"{key}.{name}"] for key in ("step", "exp_avg", "exp_avg_sq") if f"{key}.{name}" in tensors
-                }
+        self.descent.restore(tensors)
         self.step, self.best = place["step"], place["best"]
         self._trim_log()
 
@@ -281,9 +270,3 @@ class _Run:
             temporary = path.with_name(".log.part")
             temporary.write_text("".join(line + "\n" for line in kept))
             os.replace(temporary, path)
-
-
-def _group(name: str) -> str:
-    if name.startswith("lm_head"):
-        return "head"
-    return "norm" if "norm" in name else "body"
