@@ -255,7 +255,9 @@ def learnable(count: int, seed: int = 0, vocab: int = 24) -> tuple[TargetParts, 
 QUICK = Settings(epochs=6, batch_tokens=96, learning_rate=3e-3, warmup=4)
 
 
-@pytest.mark.parametrize("settings", [QUICK, replace(QUICK, optimizer="muon", precision="bfloat16", learning_rate=1e-2)], ids=["plain", "muon"])
+@pytest.mark.parametrize("settings", [
+    QUICK, replace(QUICK, optimizer="muon", precision="bfloat16", learning_rate=1e-2),
+], ids=["plain", "muon"])
 def test_training_learns_what_can_be_learnt_and_exports_what_it_measured(settings: Settings, tmp_path: Path) -> None:
     parts, samples = learnable(36)
     examples, held = load_examples(samples[:28], parts), load_examples(samples[28:], parts)

@@ -41,15 +41,16 @@ class Recorder:
             return combine(states)
 
         def proposed(*args: Any, **named: Any) -> torch.Tensor:
+            # Its later steps overwrite the batch's bounds and positions in place.
+            bounds, positions = named["common_attn_metadata"].query_start_loc_cpu.tolist(), named["target_positions"].clone()
             drafts = propose(*args, **named)
-            self.note(**named)
+            self.note(bounds, positions, **named)
             return drafts
 
         drafter.model.combine_hidden_states, drafter.propose = combined, proposed
 
-    def note(self, *, target_token_ids: torch.Tensor, target_positions: torch.Tensor, next_token_ids: torch.Tensor,
-             common_attn_metadata: Any, num_rejected_tokens_gpu: torch.Tensor | None, **others: Any) -> None:
-        bounds = common_attn_metadata.query_start_loc_cpu.tolist()
+    def note(self, bounds: list[int], positions: torch.Tensor, *, target_token_ids: torch.Tensor, next_token_ids: torch.Tensor,
+             num_rejected_tokens_gpu: torch.Tensor | None, **others: Any) -> None:
         if num_rejected_tokens_gpu is None:
             num_rejected_tokens_gpu = torch.zeros(len(bounds) - 1, dtype=torch.int64)
         prompts = self.runner.requests
@@ -58,8 +59,8 @@ class Recorder:
             count = bounds[i + 1] - bounds[i]
             self.rows[name].append({
                 "fc_input": self.fc_input[rows], "token_ids": target_token_ids[rows].long(),
-                "positions": target_positions[rows].long(), "kept": count - int(num_rejected_tokens_gpu[i]),
-                "prefill": int(target_positions[bounds[i]]) < len(prompts[name].prompt_token_ids),
+                "positions": positions[rows].long(), "kept": count - int(num_rejected_tokens_gpu[i]),
+                "prefill": int(positions[bounds[i]]) < len(prompts[name].prompt_token_ids),
                 "next": int(next_token_ids[i]),
             })
 
