@@ -214,7 +214,8 @@ def _remarks(source: Source, first: Replay, readout: findings.Readout, parts: Ta
     if text["other"] and readout == "walk":
         said.append(f"{text['other']} of {len(first.sequences)} sequences were not written by the target and have no walk")
     if text["recorded"]:
-        said.append("the served text is taken as it stands: no target at hand to test it with")
+        lacking = "no target at hand" if parts is None else "no last states in the capture"
+        said.append(f"the served text is taken as it stands: {lacking} to test it with")
     if readout == "engine":
         lost = sum(one.steps.unplaced + int((one.steps.outcome.accepted < 0).sum()) for one in first.sequences if one.steps)
         if lost:
