@@ -9,6 +9,12 @@ from draftscope.eagle3.checkpoint import Checkpoint
 from draftscope.faults.measurements import MapFacts
 
 
+def poisoned(checkpoint: Checkpoint) -> dict[str, int]:
+    """Tensors with NaN or Inf, and how many such values each holds."""
+    found = {name: int((~t.isfinite()).sum()) for name, t in checkpoint.tensors.items() if t.dtype.is_floating_point}
+    return {name: count for name, count in found.items() if count}
+
+
 def map_facts(checkpoint: Checkpoint) -> MapFacts:
     """How the map was stored: decided by its range and by its agreement with `t2d`."""
     config = checkpoint.config

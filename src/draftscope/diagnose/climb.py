@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from draftscope.diagnose.case import Selected
+from draftscope.diagnose.checkpoint_facts import rebuilt_ids
 from draftscope.diagnose.ladder import Ladder, Repair, as_meant, combine
 from draftscope.eagle3.acceptance import Counts, summarise
 from draftscope.eagle3.reading import D2T, Reading
@@ -34,10 +35,14 @@ def climb(examination: Examination) -> None:
     if case.serve is not None:
         examination.counted = counted_steps(case.serve.sequences, case.k)
         if examination.counted is not None:
-            examination.rungs["measured"] = examination.counted
+            examination.rungs["measured"] = counted = examination.counted
+            m.rungs["measured"] = RungFacts(counted.length, counted.joint, None, None, counted.rows)
     if case.inputs.metrics is not None:
         _counters(examination, read_counters(case.inputs.metrics))
-    if ladder is None or [name for name in m.missing if name != "d2t"]:
+    unfit = [name for name in m.missing if name != "d2t"] + list(m.poisoned)
+    if ladder is None or unfit:
+        if unfit:
+            examination.next.append(f"the draft was not replayed: {', '.join(unfit[:3])} of its checkpoint cannot be used")
         return
     examination.report("replaying the draft")
     repair = as_meant(m)
@@ -141,7 +146,8 @@ def _stages(examination: Examination, ladder: Ladder, reading: Reading) -> Stage
     assert case.serve is not None
     assert case.checkpoint is not None
     draft = ladder.draft(reading)
-    found = stages(draft, case.serve.sequences, offsets=case.checkpoint.tensors.get("d2t"))
+    found = stages(draft, case.serve.sequences, offsets=case.checkpoint.tensors.get("d2t"),
+                   rebuilt=rebuilt_ids(case.checkpoint))
     if found is None:
         return None
     return StageFacts(found.fc_error, found.layer_error, found.head_agreement, found.feedback_error, found.steps)

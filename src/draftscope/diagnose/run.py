@@ -12,7 +12,7 @@ from draftscope.boundaries import default_boundaries
 from draftscope.compare.pairing import embedding_check, last_state_check
 from draftscope.consumers import CONSUMERS, effective
 from draftscope.diagnose.case import Case, Inputs, Selected, open_case
-from draftscope.diagnose.checkpoint_facts import map_facts
+from draftscope.diagnose.checkpoint_facts import map_facts, poisoned
 from draftscope.diagnose.climb import climb
 from draftscope.diagnose.effects import costs
 from draftscope.diagnose.ladder import Ladder
@@ -83,6 +83,7 @@ class Examination:
         # A head over the whole vocabulary that the checkpoint lacks is the target's, in every engine.
         lent = ("t2d", "lm_head.weight") if checkpoint.config.draft_vocab_size == checkpoint.config.vocab_size else ("t2d",)
         m.missing = tuple(name for name in checkpoint.missing if name not in lent)
+        m.poisoned = poisoned(checkpoint)
         m.vocabulary = map_facts(checkpoint)
         m.feedback = "post" if checkpoint.config.norm_output else "pre"
         m.expected = checkpoint.config.boundaries

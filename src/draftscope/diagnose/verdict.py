@@ -12,7 +12,7 @@ from draftscope.diagnose.reference import explained
 from draftscope.faults import FAULTS, fault
 from draftscope.faults.base import Suspicion, verdict_of
 from draftscope.faults.measurements import TRAINED, Measurements
-from draftscope.findings import Diagnosis, Effect, Finding, Ladder, Placed, Rung, Verdict
+from draftscope.findings import Diagnosis, Effect, Finding, Fix, Ladder, Placed, Rung, Verdict
 
 if TYPE_CHECKING:
     from draftscope.diagnose.run import Examination
@@ -92,14 +92,41 @@ def _weigh(judged: Judged, m: Measurements) -> None:
     as claimed is better beyond its interval.
     """
     suspicion, effect = judged.suspicion, judged.effect
+    if m.reference_from != TRAINED and _worsens(effect):
+        _blame_the_claim(judged)
+        return
     if suspicion.fault not in BY_SLOT or suspicion.strength != "proven" or m.reference_from == TRAINED:
         return
     if effect is not None and effect.gain_interval is not None and effect.gain_interval[0] > 0:
         return
-    suspicion.strength = "supported"
+    suspicion.strength = "supported" if effect is None or (effect.gain or 0) > 0 else "suspected"
     suspicion.caveats.append(
         "what the draft was trained on was not given (--train): the reference is what its configuration says"
     )
+
+
+def _worsens(effect: Effect | None) -> bool:
+    """Whether undoing makes acceptance worse, beyond chance."""
+    if effect is None or effect.gain is None:
+        return False
+    return effect.gain < -0.02 if effect.gain_interval is None else effect.gain_interval[1] < 0
+
+
+def _blame_the_claim(judged: Judged) -> None:
+    """What the configuration claims does worse than what is served: then it is the claim that is wrong."""
+    suspicion, effect = judged.suspicion, judged.effect
+    assert effect is not None
+    if suspicion.fault in BY_SLOT:
+        suspicion.strength = "suspected"
+        suspicion.says += "; but the draft does better on what is served, so that it is the configuration that is wrong"
+        suspicion.fix = Fix(
+            says="Leave the engine as it is. Correct the configuration, which another engine or version would obey, and confirm "
+            "with training states (--train) what the draft was trained on."
+        )
+        suspicion.caveats.append(
+            f"with the slots as the configuration says, accept length would be {effect.length_if_fixed:.2f} in place of "
+            f"{effect.length_now:.2f}"
+        )
 
 
 def _recovery(judged: Judged) -> Any:
@@ -190,21 +217,37 @@ def _open_questions(examination: Examination, findings: list[Finding]) -> list[s
     if examination.case.checkpoint is None:
         questions.append("the draft itself was not looked at: give it (--draft)")
     if m.gate is None:
-        questions.append("the engine's own behaviour was not held against replay: record verify steps in the capture")
-    elif not m.gate.passed and not any(gate.passed for gate in m.gate_with.values()):
+        recorded = examination.counted is not None
+        questions.append(
+            "the engine's own behaviour was not held against replay: "
+            + ("the capture has its verify steps, replay needs the draft (--draft)" if recorded and examination.ladder is None
+               else "the draft could not be replayed" if recorded else "record verify steps in the capture")
+        )
+    elif not m.gate.passed and not any(gate.passed for gate in m.gate_with.values()) and not _other_map(m):
         questions.append(
             f"replay gives the recorded counts in only {m.gate.share:.1%} of {m.gate.steps} steps and no known runtime fault "
             "explains it: capture draft_states and fc_output, and compare the engine's loaded weights with the checkpoint's"
         )
-    return questions + ([] if findings else _gaps(examination.rungs))
+    return questions + ([] if findings else _gaps(examination))
+
+
+def _other_map(m: Measurements) -> bool:
+    """Whether the engine served with a map that the checkpoint given here has lost."""
+    return m.stages is not None and m.stages.head_agreement.get("rebuilt", 0.0) > SOUND
 
 
 def _sound(placed: Placed) -> bool:
     return explained(placed) and (placed.share is None or placed.share >= SOUND)
 
 
-def _gaps(rungs: dict[str, Rung]) -> list[str]:
-    """Clear drops between neighbouring known rungs that no finding explains, with all that each spans."""
+def _gaps(examination: Examination) -> list[str]:
+    """Clear drops between neighbouring known rungs that no finding explains, with all that each spans.
+
+    Where the gate passes, the recorded counts are the replay's; what is left between them is which steps were counted.
+    """
+    rungs, gate = dict(examination.rungs), examination.m.gate
+    if gate is not None and gate.passed and examination.case.inputs.metrics is None:
+        rungs.pop("measured", None)
     known = [name for name in SPANS if rungs.get(name) is not None and rungs[name].length is not None]
     gaps = []
     for upper, lower in itertools.pairwise(known):

@@ -42,7 +42,8 @@ class Stages:
     feedback_error: dict[str, float] = field(default_factory=dict)
 
 
-def stages(draft: Draft, sequences: Iterable[Sequence], *, offsets: Tensor | None = None) -> Stages | None:
+def stages(draft: Draft, sequences: Iterable[Sequence], *, offsets: Tensor | None = None,
+           rebuilt: Tensor | None = None) -> Stages | None:
     """Compare recorded stages with the draft.
 
     Args:
@@ -50,6 +51,7 @@ def stages(draft: Draft, sequences: Iterable[Sequence], *, offsets: Tensor | Non
         sequences: with `fc_output`, or with steps that hold `drafted` and `states`; others are passed over.
         offsets: [D] the map as stored in the checkpoint (`d2t`); None = taken back from the draft, which must then have been
             read with offsets.
+        rebuilt: [D] target ids by another source than the map, tried as well where they differ from it.
 
     Returns:
         None where no sequence recorded any stage.
@@ -58,6 +60,8 @@ def stages(draft: Draft, sequences: Iterable[Sequence], *, offsets: Tensor | Non
     stored = draft.target_ids - own if offsets is None else offsets.long()
     last = draft.config.vocab_size - 1
     maps = {"offset": (own + stored).clamp(0, last), "absolute": stored.clamp(0, last), "zero": own}
+    if rebuilt is not None and not torch.equal(rebuilt, maps["offset"]):
+        maps["rebuilt"] = rebuilt
     figures: Figures = {}
     steps = 0
     with torch.no_grad():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from draftscope.faults.base import Fault, Suspicion, Undo
-from draftscope.faults.measurements import Measurements
+from draftscope.faults.measurements import GateFacts, Measurements
 from draftscope.faults.plant import Plant
 from draftscope.findings import Evidence, Fix
 
@@ -32,6 +32,9 @@ class ConfigFlag(Fault):
             return []
         key, gate = passed[0]
         name, _, value = key.partition("=")
+        served, measured = m.rungs.get("served"), m.rungs.get("measured")
+        if served is not None and measured is not None and (measured.length or 0) - (served.length or 0) > LEAST:
+            return [self._wrong_claim(name, value, served.length or 0, measured.length or 0, gate)]
         return [
             self._suspicion(
                 [f"config {name}"],
@@ -42,6 +45,24 @@ class ConfigFlag(Fault):
                 runtime=True,
             )
         ]
+
+    def _wrong_claim(self, name: str, value: str, meant: float, measured: float, gate: GateFacts) -> Suspicion:
+        """The engine runs the switch otherwise, and the draft does better so: it is the checkpoint's word that is wrong."""
+        suspicion = self._suspicion(
+            [f"config {name}"],
+            f"the checkpoint's configuration is wrong about {name}: the engine runs it as {value}, and the draft accepts more so",
+            measurement="the recorded counts replayed with the switch turned, and acceptance both ways",
+            result=f"{gate.share:.1%} of {gate.steps} steps come out with {name} = {value}; accept length {measured:.2f} so, "
+            f"{meant:.2f} as the configuration says",
+            figures={"gate_with": gate.share, "length": measured, "length_as_configured": meant},
+            runtime=False,
+        )
+        suspicion.strength, suspicion.recovery, suspicion.undo = "supported", "bounded", None
+        suspicion.fix = Fix(
+            says=f"Set {name} to {value.lower()} in config.json: it costs nothing in this engine, and would in one that obeys "
+            "the file."
+        )
+        return suspicion
 
     def _by_facts(self, m: Measurements) -> list[Suspicion]:
         """The consumer is known not to honour a switch, and replay without it does worse on the same states."""

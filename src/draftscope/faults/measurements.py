@@ -121,6 +121,7 @@ class Measurements:
             `SLOTSxWIDTH` that differ from the first of their side.
         departed: which side departs from the reference where the two differ.
         missing: tensors the checkpoint lacks (native names).
+        poisoned: its tensors that hold NaN or Inf, with how many such values.
         feedback: which state the checkpoint was trained to receive at later steps.
         changed: switches that the consumer has in effect otherwise than the checkpoint means: name -> (checkpoint, consumer).
         gate: as read; gate_with: the same with a known runtime fault added to the reading, by `key=value`.
@@ -139,6 +140,7 @@ class Measurements:
     shapes: dict[str, int] = field(default_factory=dict)
     other_shapes: dict[str, dict[str, int]] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
+    poisoned: dict[str, int] = field(default_factory=dict)
     feedback: Literal["pre", "post"] = "pre"
     vocabulary: MapFacts | None = None
     stages: StageFacts | None = None

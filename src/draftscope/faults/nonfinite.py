@@ -11,15 +11,18 @@ from draftscope.findings import Evidence, Fix
 
 
 class NonFinite(Fault):
-    """Overflow in the capture's dtype, a broken kernel, memory never written. It voids every other figure."""
+    """Overflow in the capture's dtype, a broken kernel, memory never written; in weights, a training that diverged.
+
+    It voids every other figure.
+    """
 
     id = "nonfinite"
-    title = "NaN or Inf in the states"
+    title = "NaN or Inf in states or weights"
     verdict = "wiring"
-    variants = ("serve rows", "train rows")
+    variants = ("serve rows", "train rows", "checkpoint")
 
     def recognise(self, m: Measurements) -> list[Suspicion]:
-        found = []
+        found = [self._in_checkpoint(m.poisoned)] if m.poisoned else []
         for side in m.sides():
             if not side.nonfinite:
                 continue
@@ -61,12 +64,37 @@ class NonFinite(Fault):
             )
         return found
 
+    def _in_checkpoint(self, poisoned: dict[str, int]) -> Suspicion:
+        counts = ", ".join(f"{name}: {count}" for name, count in poisoned.items())
+        return Suspicion(
+            fault=self.id,
+            side="serve",
+            where=[f"tensor {name}" for name in poisoned],
+            says=f"the checkpoint holds NaN or Inf in {', '.join(poisoned)}",
+            strength="proven",
+            evidence=[
+                Evidence(
+                    hypothesis="weights are not finite",
+                    prediction="every weight is finite if the checkpoint is sound",
+                    measurement="NaN and Inf counted in every tensor of the checkpoint",
+                    result=counts,
+                    decides="nonfinite if there is one such value",
+                    figures=dict(poisoned),
+                )
+            ],
+            fix=Fix(says="Export from a state before the training diverged, or copy the file again if only the copy is broken."),
+            recovery="needs-serving",
+            caveats=["what it costs cannot be replayed without the weights"],
+        )
+
     def make(self, plant: Plant, variant: str) -> Plant:
         if variant == "serve rows":
             return replace(plant, serve=replace(plant.serve, poison=2))
         if variant == "train rows":
             return replace(plant, train=replace(plant.train, poison=2))
+        if variant == "checkpoint":
+            return replace(plant, poison="fc.weight")
         raise ValueError(f"nonfinite has no variant {variant!r}")
 
     def mend(self, plant: Plant, boundaries: tuple[int, ...]) -> Plant | None:
-        return replace(plant, serve=replace(plant.serve, poison=0))
+        return replace(plant, serve=replace(plant.serve, poison=0), poison="")

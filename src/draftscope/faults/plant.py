@@ -17,6 +17,7 @@ class Plant:
         serve, train: which target states the engine, and the writer of the training data, put into the slots.
         engine: how the engine reads the checkpoint.
         drop: name prefixes of tensors that the checkpoint file lacks.
+        poison: a tensor of the checkpoint file with one value that is not finite.
         stored_map: how the exporter wrote `d2t`.
         loss_mask: `empty` when the assistant marker was never found.
         training_sequences: the draft trained anew, on so few sequences; None = the pair's own draft.
@@ -27,6 +28,7 @@ class Plant:
     train: Wiring
     engine: Reading = field(default_factory=Reading)
     drop: tuple[str, ...] = ()
+    poison: str = ""
     stored_map: Literal["offset", "absolute"] = "offset"
     loss_mask: Literal["kept", "empty"] = "kept"
     training_sequences: int | None = None

@@ -106,6 +106,8 @@ class Rig:
         tensors = load_file(source / "model.safetensors")
         if plant.stored_map == "absolute":
             tensors["d2t"] = target_ids(tensors["d2t"], load_checkpoint(source).config)
+        if plant.poison:
+            tensors[plant.poison] = tensors[plant.poison].clone().index_fill_(0, torch.tensor([3]), float("nan"))
         dropped = {name for name in tensors if name.startswith(plant.drop)} if plant.drop else set()
         if "d2t" in plant.drop:
             dropped.add("t2d")

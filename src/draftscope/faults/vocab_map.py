@@ -66,11 +66,18 @@ class VocabMap(Fault):
                 ),
                 recovery="replayed" if undo else "bounded",
                 undo=undo,
-                caveats=[]
-                if undo
-                else ["without d2t or t2d the map cannot be rebuilt: take it from the trainer's vocabulary file"],
+                caveats=self._caveats(m, undo),
             )
         ]
+
+    def _caveats(self, m: Measurements, undo: Undo | None) -> list[str]:
+        caveats = [] if undo else ["without d2t or t2d the map cannot be rebuilt: take it from the trainer's vocabulary file"]
+        if m.stages is not None and m.stages.head_agreement.get("rebuilt", 0.0) > AGREE:
+            caveats.append(
+                f"the engine drafted with the true map ({m.stages.head_agreement['rebuilt']:.1%} of its drafts agree): the "
+                "checkpoint given here is not the one that it served"
+            )
+        return caveats
 
     def _in_engine(self, m: Measurements) -> list[Suspicion]:
         agreement = {} if m.stages is None else m.stages.head_agreement

@@ -60,7 +60,7 @@ def _story(diagnosis: Diagnosis, paper: _Paper) -> Iterator[RenderableType]:
     if len(diagnosis.findings) > OTHERS_SHOWN + 1:
         yield paper.text(f"{len(diagnosis.findings) - OTHERS_SHOWN - 1} more findings: --json, --html", "dim")
     yield from _placement(diagnosis, paper)
-    yield from _facts("Matched", diagnosis.matched, paper)
+    yield from _list("Matched", words.matched(diagnosis.matched), paper, limit=12)
     yield from _facts("Power", diagnosis.power, paper)
     yield from _list("Steps", diagnosis.steps, paper)
     yield from _list("Next", diagnosis.next, paper, limit=12)

@@ -7,7 +7,7 @@ from typing import Any
 
 from draftscope.boundaries import Boundary
 from draftscope.findings import Diagnosis, Effect, Finding, Ladder, Placed, Rung
-from draftscope.text import count, interval, number, percent, scalar, sentence, visible
+from draftscope.text import count, interval, number, pairs, percent, scalar, sentence, visible
 
 RUNGS = {
     "trained": ("trained", "needs the training states and the draft (--train or --train-heldout, --draft)"),
@@ -16,6 +16,9 @@ RUNGS = {
     "as_read": ("as read", "needs a capture, the draft and its consumer (--serve, --draft, --for)"),
     "measured": ("measured", "needs the engine's counts (a capture with accepted_counts, or --metrics)"),
 }
+
+NOT_REPLAYED = "the draft was not replayed"
+"""How the entry of `next` begins that says why the ladder has no replayed rungs."""
 
 _TRANSFORMS = {
     "direction": "up to a factor of each row's own", "rows": "but the rows of other tokens", "rotation": "up to a rotation",
@@ -98,9 +101,34 @@ def rungs(diagnosis: Diagnosis) -> list[tuple[str, Rung | None, str]]:
         if rung is not None:
             out.append((name, rung, remark(rung)))
             continue
-        told = (n.split(":", 1)[1].strip() for n in diagnosis.next if n.lower().startswith((f"{name}:", f"{field}:")))
-        out.append((name, None, visible(next(told, needs))))
+        told = [n.split(":", 1)[1].strip() for n in diagnosis.next if n.lower().startswith((f"{name}:", f"{field}:"))]
+        if field != "measured":
+            told += [n for n in diagnosis.next if n.startswith(NOT_REPLAYED)]
+        out.append((name, None, visible(next(iter(told), needs))))
     return out
+
+
+def matched(facts: Mapping[str, Any]) -> list[str]:
+    """What went into the comparison: `capture: 12 of 12 sequences, 1,469 rows, 649 verify steps`."""
+    lines, left = [], dict(facts)
+    for key, name in (("train", "training states"), ("serve", "capture")):
+        if not isinstance(side := left.pop(key, None), Mapping):
+            continue
+        line = f"{name}: {side['taken']:,} of {count(side['read'], 'sequence')}, {count(side['rows'], 'row')}"
+        line += f", {count(side['steps'], 'verify step')}" if side.get("steps") else ""
+        line += f", {count(side['rows_cut'], 'row')} left out" if side.get("rows_cut") else ""
+        line += "".join(f"; {n:,} passed over: {why}" for why, n in side.get("skipped", {}).items())
+        text = left.pop(f"{key}_text", None)
+        if isinstance(text, Mapping) and text.get("agreement") is not None:
+            line += f"; head over the last state ({text['last_state']}-norm) gives {percent(text['agreement'])} of the text"
+        lines.append(visible(line, 400))
+    for key, name in (("trained_text", "training text"), ("served_text", "served text")):
+        if isinstance(text := left.pop(key, None), Mapping):
+            lines.append(f"{name}: {count(text['own'], 'sequence')} of the target's own writing, {text['other']:,} of another's, "
+                         f"{text['recorded']:,} taken as recorded")
+    if reference := left.pop("reference", None):
+        lines.append(visible(f"what the slots should hold: after {reference}"))
+    return lines + [visible(f"{name}: {value}") for name, value in pairs(left)]
 
 
 def most_drafted(ladder: Ladder) -> int:
