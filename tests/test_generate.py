@@ -52,11 +52,11 @@ def brute_force(target: Target, draft: Draft, prompt: list[int], k: int, max_new
         out = target.model(torch.tensor([ids]), output_hidden_states=True)
         return torch.stack([out.hidden_states[b][0] for b in BOUNDARIES], 1), out.logits[0].argmax(-1).tolist()
 
-    def attend(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def attend(q: Tensor, keys: Tensor, values: Tensor, layer: int = 0) -> Tensor:
         groups = q.shape[1] // keys.shape[1]
         keys, values = keys.repeat_interleave(groups, 1), values.repeat_interleave(groups, 1)
         distance = torch.arange(q.shape[2])[:, None] - torch.arange(q.shape[2])
-        hidden = (distance < 0) | (distance >= (draft.config.sliding_window or 10**9))
+        hidden = (distance < 0) | (distance >= (draft.config.window(layer) or 10**9))
         scores = torch.einsum("bhqd,bhkd->bhqk", q, keys) / q.shape[-1] ** 0.5
         return torch.einsum("bhqk,bhkd->bhqd", scores.masked_fill(hidden, -torch.inf).softmax(-1), values)
 
