@@ -91,6 +91,9 @@ def brute_force(target: Target, draft: Draft, prompt: list[int], k: int, max_new
     (3, 4, {"norm_before_residual": True, "norm_output": True, "fc_norm": True}),
     (4, 2, {"norm_before_fc": True, "qk_norm": True, "sliding_window": 5}),
     (3, 3, {"draft_vocab": 4}),
+    (3, 2, {"layers": 3, "sliding_window": 4, "sliding_layers": (0, 2), "attention_bias": True}),
+    (3, 2, {"layers": 2, "mla": {"q_lora_rank": 8, "kv_lora_rank": 6, "qk_nope_head_dim": 4, "qk_rope_head_dim": 2,
+                                 "v_head_dim": 3}}),
 ])
 def test_counts_and_ids_are_those_of_a_loop_without_caches(
     target: Target, prompts: list[list[int]], k: int, rows: int, switches: dict[str, object],
