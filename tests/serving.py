@@ -7,6 +7,7 @@ import torch
 from support import random_draft
 from torch import Tensor
 
+from draftscope.eagle3.config import DraftConfig
 from draftscope.eagle3.model import Draft
 from draftscope.states.types import Sequence, Steps
 
@@ -14,28 +15,31 @@ WIDTH, VOCAB, K = 16, 7, 3
 
 
 class Growing:
-    """Attention with a cache that grows by one token a call."""
+    """Attention with a cache for each layer that grows by one token a call."""
 
-    def __init__(self, window: int | None) -> None:
-        self.window, self.k, self.v = window, [], []
+    def __init__(self, config: DraftConfig) -> None:
+        self.windows = [config.window(layer) for layer in range(config.layers)]
+        self.k, self.v = [[] for _ in self.windows], [[] for _ in self.windows]
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        self.k.append(k)
-        self.v.append(v)
-        seen = slice(None) if self.window is None else slice(-self.window, None)
-        keys, values = (torch.cat(x[seen], 2).repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (self.k, self.v))
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, layer: int = 0) -> Tensor:
+        self.k[layer].append(k)
+        self.v[layer].append(v)
+        window = self.windows[layer]
+        seen = slice(None) if window is None else slice(-window, None)
+        keys, values = (torch.cat(x[layer][seen], 2).repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (self.k, self.v))
         weights = (q @ keys.transpose(-1, -2) * q.shape[-1] ** -0.5).softmax(-1)
         return weights @ values
 
     def cut(self, length: int) -> None:
-        del self.k[length:], self.v[length:]
+        for held in (*self.k, *self.v):
+            del held[length:]
 
 
 class Server:
     """The draft as an engine runs it: accepted rows prefilled into a cache, drafted ones taken back after each step."""
 
     def __init__(self, draft: Draft) -> None:
-        self.draft, self.cache, self.rows = draft, Growing(draft.config.sliding_window), 0
+        self.draft, self.cache, self.rows = draft, Growing(draft.config), 0
 
     @torch.no_grad()
     def propose(self, features: Tensor, tokens: Tensor, t: int, k: int) -> list[int]:

@@ -46,18 +46,12 @@ def random_draft(
 ) -> Draft:
     """A draft with random weights, its embedding random too (replace it with the target's where that matters)."""
     torch.manual_seed(seed)
-    config = DraftConfig(
-        hidden_size=width,
-        target_hidden_size=width,
-        intermediate_size=2 * width,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=width // 4,
-        vocab_size=vocab,
-        draft_vocab_size=draft_vocab or vocab,
-        boundaries=(2, 4, 5),
-        **switches,
-    )
+    shape: dict[str, object] = {
+        "hidden_size": width, "target_hidden_size": width, "intermediate_size": 2 * width, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": width // 4, "vocab_size": vocab, "draft_vocab_size": draft_vocab or vocab,
+        "boundaries": (2, 4, 5),
+    }
+    config = DraftConfig(**(shape | switches))
     draft = Draft(config).eval()
     draft.embedding = torch.randn(vocab, width)
     return draft

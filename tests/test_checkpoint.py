@@ -172,27 +172,27 @@ def test_legacy_rope_scaling_is_read(saved: tuple[Path, Draft]) -> None:
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        ({"num_hidden_layers": 2}, "2 layers"), ({"attention_bias": True}, "attention_bias"), ({"bias": True}, "bias on fc"),
-        ({"kv_lora_rank": 512}, "MLA"), ({"architectures": ["Eagle3DeepseekV2ForCausalLM"]}, "Eagle3DeepseekV2ForCausalLM"),
-        ({"hidden_act": "gelu"}, "gelu"), ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state"),
+        ({"num_hidden_layers": 257}, "num_hidden_layers"), ({"num_hidden_layers": "many"}, "num_hidden_layers"),
+        ({"architectures": ["Eagle3DeepseekV2ForCausalLM"]}, "kv_lora_rank"), ({"architectures": ["Eagle2"]}, "Eagle2"),
+        ({"hidden_act": "gelu"}, "gelu"), ({"eagle_config": {"eh_proj_before_attn": True}}, "eh_proj_before_attn"),
+        ({"eagle_config": {"use_mtp_layernorm": True}}, "use_mtp_layernorm"), ({"architectures": "Llama"}, "not a list"),
+        ({"eagle_config": {"use_input_layernorm_in_first_layer": False}}, "use_input_layernorm_in_first_layer: false"),
+        ({"eagle_config": {"parallel_draft_step": 2}}, "parallel_draft_step"), ({"head_dim": 15}, "15 rotated channels"),
+        ({"num_key_value_heads": 3}, "3 key heads"), ({"rope_parameters": {"rope_type": "yarn"}}, "lacks"),
+        ({"rope_parameters": None, "rope_theta": "wide"}, "rope_theta"), ({"rope_parameters": {"rope_type": ["x"]}}, "rope type"),
+        ({"layer_types": 3}, "layer_types"), ({"rms_norm_eps": None}, "rms_norm_eps"),
         ({"speculators_model_type": "dflash"}, "dflash"), ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"rope_parameters": {"rope_type": "spiral"}}, "spiral"), ({"hidden_size": None}, "hidden_size"),
         ({"rope_scaling": {"rope_type": "default", "mrope_section": [1]}, "rope_parameters": None}, "mrope_section"),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": "1,2,3"}}, "not a list"), ({"hidden_size": "wide"}, "wide"),
-        ({"norm_output": False}, "norm_output"),
+        ({"hidden_size": 2**40}, "hidden_size"), ({"vocab_size": 2**40}, "vocab_size"),
+        ({"intermediate_size": 2**40}, "intermediate_size"),
+        ({"num_aux_hidden_states": 10**9}, "num_aux_hidden_states"), ({"head_dim": 2**30}, "head_dim"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_name(saved: tuple[Path, Draft], config: dict[str, Any], says: str) -> None:
     edit(saved[0], config)
     with pytest.raises(DraftscopeError, match=says):
-        load_checkpoint(saved[0])
-
-
-@pytest.mark.parametrize("name", ["fc.bias", "midlayer.self_attn.q_proj.bias", "layers.1.mlp.up_proj.weight",
-                                  "layers.0.self_attn.kv_a_proj_with_mqa.weight"])
-def test_tensors_that_cannot_be_honoured_are_refused(saved: tuple[Path, Draft], name: str) -> None:
-    edit(saved[0], tensors={name: torch.zeros(WIDTH)})
-    with pytest.raises(DraftscopeError, match=name.replace(".", r"\.")):
         load_checkpoint(saved[0])
 
 
@@ -213,7 +213,7 @@ def test_unreadable_files_are_refused(saved: tuple[Path, Draft], tmp_path: Path)
     with pytest.raises(DraftscopeError, match="truncated, or not safetensors"):
         load_checkpoint(folder)
     weights.rename(folder / "pytorch_model.bin")
-    with pytest.raises(DraftscopeError, match="unpickled"):
+    with pytest.raises(DraftscopeError, match=r"pytorch_model\.bin: is not a whole file of torch\.save"):
         load_checkpoint(folder)
     (folder / "config.json").write_text("[1, 2]")
     with pytest.raises(DraftscopeError, match="not a JSON object"):

@@ -52,11 +52,11 @@ def brute_force(target: Target, draft: Draft, prompt: list[int], k: int, max_new
         out = target.model(torch.tensor([ids]), output_hidden_states=True)
         return torch.stack([out.hidden_states[b][0] for b in BOUNDARIES], 1), out.logits[0].argmax(-1).tolist()
 
-    def attend(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    def attend(q: Tensor, keys: Tensor, values: Tensor, layer: int = 0) -> Tensor:
         groups = q.shape[1] // keys.shape[1]
         keys, values = keys.repeat_interleave(groups, 1), values.repeat_interleave(groups, 1)
         distance = torch.arange(q.shape[2])[:, None] - torch.arange(q.shape[2])
-        hidden = (distance < 0) | (distance >= (draft.config.sliding_window or 10**9))
+        hidden = (distance < 0) | (distance >= (draft.config.window(layer) or 10**9))
         scores = torch.einsum("bhqd,bhkd->bhqk", q, keys) / q.shape[-1] ** 0.5
         return torch.einsum("bhqk,bhkd->bhqd", scores.masked_fill(hidden, -torch.inf).softmax(-1), values)
 
@@ -91,6 +91,9 @@ def brute_force(target: Target, draft: Draft, prompt: list[int], k: int, max_new
     (3, 4, {"norm_before_residual": True, "norm_output": True, "fc_norm": True}),
     (4, 2, {"norm_before_fc": True, "qk_norm": True, "sliding_window": 5}),
     (3, 3, {"draft_vocab": 4}),
+    (3, 2, {"layers": 3, "sliding_window": 4, "sliding_layers": (0, 2), "attention_bias": True}),
+    (3, 2, {"layers": 2, "mla": {"q_lora_rank": 8, "kv_lora_rank": 6, "qk_nope_head_dim": 4, "qk_rope_head_dim": 2,
+                                 "v_head_dim": 3}}),
 ])
 def test_counts_and_ids_are_those_of_a_loop_without_caches(
     target: Target, prompts: list[list[int]], k: int, rows: int, switches: dict[str, object],

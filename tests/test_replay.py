@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from serving import VOCAB, WIDTH, Server, propose, served, small_draft
 from torch import Tensor
 
+from draftscope.eagle3.config import LatentAttention
 from draftscope.eagle3.matching import answer_rows
 from draftscope.eagle3.replay import compare, replay, walk
 from draftscope.errors import DraftscopeError, UsageError
@@ -40,6 +41,8 @@ def last_states(parts: TargetParts, chosen: Tensor, *, norm: str = "pre") -> Ten
 SWITCHES = [
     {}, {"norm_before_residual": True, "norm_output": True}, {"norm_before_fc": True, "fc_norm": True},
     {"qk_norm": True, "sliding_window": 5}, {"sliding_window": 2}, {"draft_vocab": 5},
+    {"layers": 3, "sliding_window": 3, "sliding_layers": (1,), "norm_before_head": False},
+    {"layers": 2, "mla": LatentAttention(q_lora_rank=8, kv_lora_rank=6, qk_nope_head_dim=4, qk_rope_head_dim=2, v_head_dim=3)},
 ]
 
 

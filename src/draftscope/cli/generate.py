@@ -78,7 +78,7 @@ class Job:
 def prepare(ui: Ui, prompts: Path | None, target: Path | None, draft: Path | None, boundaries: str | None,
             limit: int | None, *, plain: bool = False) -> Job:
     """Load what the options name; what they leave out is the embedded pair's."""
-    from draftscope.boundaries import default_boundaries
+    from draftscope.boundaries import Boundary, default_boundaries
     from draftscope.cli.extract import parse_boundaries
     from draftscope.eagle3.checkpoint import build_draft, load_checkpoint
     from draftscope.embedded import pair
@@ -105,7 +105,8 @@ def prepare(ui: Ui, prompts: Path | None, target: Path | None, draft: Path | Non
     places = asked or checkpoint.config.boundaries or default_boundaries(model.layers)
     made = build_draft(checkpoint, model.parts)
     pack(model, made)
-    return Job(model, made, checkpoint.folder.name, Wiring.of(places), found)
+    wiring = Wiring.of(places) if made.config.use_aux_hidden_state else Wiring((Boundary(model.layers, "post"),))
+    return Job(model, made, checkpoint.folder.name, wiring, found)
 
 
 def answer(ui: Ui, job: Job, draft: Draft | None, *, k: int, max_new: int, rows: int,

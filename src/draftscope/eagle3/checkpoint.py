@@ -7,45 +7,38 @@ engines don't refuse it either: it stays at its initial value there, and here.
 from __future__ import annotations
 
 import json
+import math
 import os
-import re
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from pydantic import ValidationError
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from draftscope.eagle3.config import DraftConfig
-from draftscope.eagle3.dialects import describe, native_config
+from draftscope.eagle3.dialects import Writer, describe, invalid
 from draftscope.eagle3.model import Draft
 from draftscope.eagle3.reading import D2T, Reading
+from draftscope.eagle3.weightfiles import read_weights
+from draftscope.eagle3.writing import native_config
 from draftscope.errors import DraftscopeError
+from draftscope.states.tensorfile import read_json
 
 if TYPE_CHECKING:
     from draftscope.target.parts import TargetParts
 
-_PREFIXES = ("_orig_mod.", "module.", "draft_model.", "model.")
-_RENAMED = {"aux_norm_low.": "fc_norm.0.", "aux_norm_mid.": "fc_norm.1.", "aux_norm_high.": "fc_norm.2.",
-            "layers.0.": "midlayer.", "midlayer.0.": "midlayer."}
-_REFUSED = (
-    (re.compile(r"(layers|midlayer)\.[1-9]\d*\."), "a second decoder layer"),
-    (re.compile(r"self_attn\.(q|k|v|o)_proj\.bias$"), "an attention bias"),
-    (re.compile(r"mlp\.\w+\.bias$"), "a bias in the MLP"),
-    (re.compile(r"^fc\.bias$"), "a bias on fc"),
-    (re.compile(r"kv_a_proj|kv_b_proj|q_a_proj"), "multi-head latent attention (MLA)"),
-    (re.compile(r"weight_(scale|packed)|\.qweight$"), "a quantised weight"),
-)
+# What a tensor that is missing may come to in memory, against what the files hold.
+_SPARE, _TIMES = 2**22, 64
 
 
 @dataclass(slots=True)
 class Checkpoint:
-    """A draft checkpoint as found.
+    """A draft checkpoint as found. Tensors are mapped from the files where these allow it.
 
     Attributes:
         raw: config.json as it is.
@@ -53,7 +46,10 @@ class Checkpoint:
         missing: tensors that the configuration asks for and the files lack.
         unexpected: names in the files that the configuration has no use for, as spelt there.
         layer_ids, layer_ids_key: the file's own layer ids and the key that held them (`config.boundaries` translates them).
-        notes: what was renamed or stripped on the way.
+        notes: what was renamed or stripped on the way, and readings that were chosen.
+        spelt: native name of every tensor to its name in the files.
+        idle: the unexpected tensors, by native name.
+        files: names of the weight files.
     """
 
     folder: Path
@@ -65,20 +61,27 @@ class Checkpoint:
     layer_ids: tuple[int, ...] | None = None
     layer_ids_key: str = ""
     notes: tuple[str, ...] = ()
+    spelt: dict[str, str] = field(default_factory=dict)
+    idle: dict[str, Tensor] = field(default_factory=dict)
+    files: tuple[str, ...] = ()
 
 
 def expected_shapes(config: DraftConfig) -> dict[str, tuple[int, ...]]:
     """Shapes of the parameters that a configuration asks for, under native names."""
     with torch.device("meta"):
-        return {name: tuple(p.shape) for name, p in Draft(config).named_parameters()}
+        shapes = {name: tuple(p.shape) for name, p in Draft(config).named_parameters()}
+    if not config.norm_before_head and not config.norm_output:
+        del shapes["norm.weight"]
+    return shapes
 
 
-def load_checkpoint(folder: Path | str, *, target_layers: int | None = None) -> Checkpoint:
+def load_checkpoint(folder: Path | str, *, target_layers: int | None = None, writer: Writer | None = None) -> Checkpoint:
     """Open a draft checkpoint.
 
     Args:
-        folder: holds config.json and safetensors (one file, or several with or without an index).
+        folder: holds config.json and weights (`weightfiles`).
         target_layers: decoder layers of the target; without it a configuration that names no layer ids has no boundaries.
+        writer: whose trainer wrote it, where that changes what a key means; None = by the names of the tensors.
 
     Raises:
         DraftscopeError: not a draft, another file format, a truncated file, a shape that contradicts the configuration, or
@@ -86,41 +89,59 @@ def load_checkpoint(folder: Path | str, *, target_layers: int | None = None) -> 
     """
     folder = Path(folder)
     raw = _read_config(folder / "config.json")
-    stored, prefixes = _read_tensors(folder)
-    tensors: dict[str, Tensor] = {}
-    spelt: dict[str, str] = {}
-    for name, (own, tensor) in stored.items():
-        for pattern, what in _REFUSED:
-            if pattern.search(name):
-                raise DraftscopeError(f"{what} (tensor {own}) is not supported", where=str(folder))
-        for old, new in _RENAMED.items():
-            if name.startswith(old):
-                name = new + name[len(old) :]
-                break
-        tensors[name], spelt[name] = tensor, own
-    described = describe(raw, str(folder / "config.json"), qk_norm="midlayer.self_attn.q_norm.weight" in tensors,
-                         target_layers=target_layers)
-    config = described.config
+    weights = read_weights(folder)
+    tensors, spelt = weights.tensors, weights.spelt
+    notes = [*weights.notes, *(f"prefix {p} stripped from tensor names" for p in weights.prefixes)]
     if not any(name.startswith(("fc.", "midlayer.", "lm_head.")) for name in tensors):
         raise DraftscopeError("no tensor of an EAGLE-3 draft (fc, midlayer or layers.0, lm_head) in the files", where=str(folder))
-    _refuse_unnormed_head(raw, tensors, folder)
-
-    shapes = expected_shapes(config)
+    if writer is None and "draft_model." in weights.prefixes:
+        writer = "specforge"
+        if "norm_output" in raw:
+            notes.append("tensors named draft_model.*: norm_output is read as SpecForge means it")
+    norm = tensors.get("norm.weight")
+    described = describe(
+        raw, str(folder / "config.json"), names=tensors.keys(), target_layers=target_layers, writer=writer,
+        plain_norm=norm is None or (norm.numel() <= 2**20 and bool((norm == 1).all())),
+    )
+    config = described.config
+    try:
+        shapes = expected_shapes(config)
+    except DraftscopeError as error:
+        raise DraftscopeError(error.what, where=str(folder / "config.json"), remedy=error.remedy) from None
     optional = {"embed_tokens.weight": (config.vocab_size, config.hidden_size), "d2t": (config.draft_vocab_size,),
-                "t2d": (config.vocab_size,)}
-    known = shapes | optional
+                "t2d": (config.vocab_size,), "norm.weight": (config.hidden_size,)}
+    for layer in range(1, config.layers):
+        optional |= {f"layers.{layer}.{name}.weight": (config.hidden_size,) for name in ("input_layernorm", "hidden_norm")}
+    known = optional | shapes
     for name, tensor in tensors.items():
         if name in known and tuple(tensor.shape) != known[name]:
             raise DraftscopeError(f"tensor {spelt[name]} has shape {list(tensor.shape)}, the configuration asks for "
                                   f"{list(known[name])}", where=str(folder),
                                   remedy="config.json and weights do not belong together")
+        whole = name in ("d2t", "t2d")
+        if name in known and (tensor.is_complex() or (whole and tensor.is_floating_point()) or
+                              (not whole and not tensor.is_floating_point())):
+            raise DraftscopeError(f"tensor {spelt[name]} is stored as {str(tensor.dtype).removeprefix('torch.')}",
+                                  where=str(folder), remedy="Weights are floats, d2t is int64 and t2d bool")
+    _bounded(shapes, tensors, folder)
     needed = [*shapes, *(["d2t"] if config.draft_vocab_size != config.vocab_size else [])]
     return Checkpoint(
         folder=folder, config=config, raw=raw, tensors={n: t for n, t in tensors.items() if n in known},
         missing=tuple(n for n in needed if n not in tensors), unexpected=tuple(spelt[n] for n in tensors if n not in known),
-        layer_ids=described.layer_ids, layer_ids_key=described.layer_ids_key,
-        notes=tuple(f"prefix {p} stripped from tensor names" for p in prefixes),
+        layer_ids=described.layer_ids, layer_ids_key=described.layer_ids_key, notes=(*notes, *described.notes), spelt=spelt,
+        idle={n: t for n, t in tensors.items() if n not in known}, files=tuple(path.name for path in weights.files),
     )
+
+
+def _bounded(shapes: Mapping[str, tuple[int, ...]], tensors: Mapping[str, Tensor], folder: Path) -> None:
+    """Missing tensors get initial values; a configuration must not make these fill the memory."""
+    held = sum(tensor.numel() for tensor in tensors.values())
+    lacking = {name: math.prod(shape) for name, shape in shapes.items() if name not in tensors}
+    if lacking and sum(lacking.values()) > _SPARE + _TIMES * held:
+        name = max(lacking, key=lambda n: lacking[n])
+        raise DraftscopeError(f"the configuration asks for tensor {name} of shape {list(shapes[name])}, which the files lack; "
+                              f"they hold {held} values in all", where=str(folder),
+                              remedy="config.json and weights do not belong together")
 
 
 def build_draft(checkpoint: Checkpoint, parts: TargetParts | None = None, reading: Reading | None = None) -> Draft:
@@ -142,8 +163,8 @@ def build_draft(checkpoint: Checkpoint, parts: TargetParts | None = None, readin
     try:
         config = DraftConfig.model_validate(checkpoint.config.model_dump() | settings)
     except ValidationError as error:
-        first = error.errors()[0]
-        raise DraftscopeError(f"setting {'.'.join(map(str, first['loc']))}: {first['msg']}", where=where) from None
+        raise invalid("setting", error, where) from None
+    _bounded(expected_shapes(config), checkpoint.tensors, checkpoint.folder)
     draft = Draft(config)
     held = {n: t for n, t in checkpoint.tensors.items() if not n.startswith(reading.lost)} if reading.lost else checkpoint.tensors
     with torch.no_grad():
@@ -174,9 +195,9 @@ def build_draft(checkpoint: Checkpoint, parts: TargetParts | None = None, readin
 
 
 def initial_value(name: str, like: Tensor, seed: int) -> Tensor:
-    """What a tensor holds before anything is loaded: norms ones, matrices N(0, 0.02), by name and seed alone."""
+    """What a tensor holds before anything is loaded: norms ones, biases zeros, matrices N(0, 0.02), by name and seed alone."""
     if like.ndim == 1:
-        return torch.ones(like.shape)
+        return torch.zeros(like.shape) if name.endswith(".bias") else torch.ones(like.shape)
     draw = torch.Generator().manual_seed(zlib.crc32(f"{seed}:{name}".encode()))
     return torch.randn(like.shape, generator=draw) * 0.02
 
@@ -228,66 +249,9 @@ def _shares_head(config: DraftConfig, parts: TargetParts | None) -> bool:
 
 
 def _read_config(path: Path) -> dict[str, Any]:
-    try:
-        raw = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise DraftscopeError("no config.json here", where=str(path.parent),
-                              remedy="Give the folder of a draft checkpoint") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise DraftscopeError(f"not readable as JSON: {error}", where=str(path)) from None
+    if not path.is_file():
+        raise DraftscopeError("no config.json here", where=str(path.parent), remedy="Give the folder of a draft checkpoint")
+    raw = read_json(path)
     if not isinstance(raw, dict):
         raise DraftscopeError("not a JSON object", where=str(path))
     return raw
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        try:
-            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-            raise DraftscopeError(f"not a safetensors index: {error}", where=str(index)) from None
-        files = [folder / Path(str(name)).name for name in names]
-    else:
-        single = folder / "model.safetensors"
-        files = [single] if single.is_file() else sorted(p for p in folder.glob("*.safetensors") if not p.name.startswith("."))
-    if files:
-        return files
-    pickled = sorted(p.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for p in folder.glob(pattern))
-    what = f"weights only in {pickled[0]}, which would have to be unpickled" if pickled else "no safetensors file here"
-    raise DraftscopeError(what, where=str(folder), remedy="Save the draft as safetensors" if pickled else "")
-
-
-def _read_tensors(folder: Path) -> tuple[dict[str, tuple[str, Tensor]], list[str]]:
-    """Tensors by name without wrappers' prefixes, each with the name as spelt; and the prefixes that were there."""
-    found: dict[str, tuple[str, Tensor]] = {}
-    prefixes: list[str] = []
-    for path in _weight_files(folder):
-        try:
-            with safe_open(path, "pt") as f:
-                for own in f.keys():  # noqa: SIM118 (not a dict)
-                    name = own
-                    while prefix := next((p for p in _PREFIXES if name.startswith(p)), None):
-                        name = name[len(prefix) :]
-                        if prefix not in prefixes:
-                            prefixes.append(prefix)
-                    if name in found:
-                        raise DraftscopeError(f"tensors {found[name][0]} and {own} are both {name}", where=str(path))
-                    found[name] = (own, f.get_tensor(own))
-        except FileNotFoundError:
-            raise DraftscopeError("the index names this file, but it is not there", where=str(path)) from None
-        except (SafetensorError, OSError) as error:
-            raise DraftscopeError(f"truncated, or not safetensors: {error}", where=str(path)) from None
-    return found, prefixes
-
-
-def _refuse_unnormed_head(raw: dict[str, Any], tensors: dict[str, Tensor], folder: Path) -> None:
-    """SpecForge's `norm_output: false` trains the head on states that no norm has touched; its norm stays at ones.
-
-    Elsewhere the key means the feedback and false is the default, so it is believed only where the norm shows no training.
-    """
-    norm = tensors.get("norm.weight")
-    untrained = norm is None or bool((norm == 1).all())
-    if raw.get("norm_output") is False and "speculators_model_type" not in raw and untrained:
-        raise DraftscopeError("norm_output: false with an untrained final norm (SpecForge: a head on un-normed states) is not "
-                              "supported", where=str(folder / "config.json"), remedy="Train with norm_output: true")

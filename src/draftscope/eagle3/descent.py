@@ -73,4 +73,4 @@ def group_of(name: str) -> Group:
     """The group of a parameter, by its native name."""
     if name.startswith("lm_head"):
         return "head"
-    return "norm" if "norm" in name else "body"
+    return "norm" if "norm" in name or name.endswith(".bias") else "body"

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from draftscope.eagle3.config import DraftConfig
 from draftscope.eagle3.model import Draft
 from draftscope.target.cache import RaggedCache
 
@@ -19,21 +20,20 @@ from draftscope.target.cache import RaggedCache
 class DraftCache(RaggedCache):
     """The serving draft's attention: keys of accepted rows, and of the chain being drafted until it is thrown away."""
 
-    def __init__(self, rows: int, capacity: int, window: int | None) -> None:
-        super().__init__(1, rows, capacity)
-        self._window = window
-        self._mask: Tensor | None = None
+    def __init__(self, config: DraftConfig, rows: int, capacity: int) -> None:
+        super().__init__(config.layers, rows, capacity)
+        self._windows = [config.window(layer) for layer in range(config.layers)]
+        self._masks: dict[int | None, Tensor] = {}
 
     def begin(self, width: int, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
         positions, mask = super().begin(width, rows)
-        if self._window is not None:
-            mask = mask & (torch.arange(mask.shape[-1]) > positions[:, None, :, None] - self._window)
-        self._mask = mask
+        near = torch.arange(mask.shape[-1]) - positions[:, None, :, None]
+        self._masks = {window: mask if window is None else mask & (near > -window) for window in set(self._windows)}
         return positions, mask
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        keys, values = self.update(k, v, 0)
-        mask = None if self._mask is None else self._mask.to(q.device)
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, layer: int = 0) -> Tensor:
+        keys, values = self.update(k, v, layer)
+        mask = self._masks[self._windows[layer]].to(q.device)
         return F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, enable_gqa=q.shape[1] != k.shape[1])
 
 
@@ -45,7 +45,7 @@ class Drafter:
 
     def __init__(self, draft: Draft, k: int, rows: int, capacity: int, feedback: Literal["pre", "post"] | None) -> None:
         self.draft, self.k = draft, k
-        self.cache = DraftCache(rows, capacity, draft.config.sliding_window)
+        self.cache = DraftCache(draft.config, rows, capacity)
         feeds: dict[str | None, Callable[[Tensor], Tensor]] = {"pre": lambda state: state, "post": draft.norm}
         self._feed = feeds.get(feedback, draft.feedback)
         self._output = draft.norm.weight.new_zeros(rows, draft.config.hidden_size)

@@ -77,7 +77,7 @@ class _Run:
             places.append(first + self.active[first : first + len(one.rows)].nonzero().squeeze(-1))
             first += len(one.rows)
         self.lead = torch.zeros(2, len(self.rows), dtype=torch.int64)
-        dtype = self.draft.fc.weight.dtype
+        dtype = self.draft.dtype
         self.gap = torch.full((len(self.rows), self.k), torch.nan, dtype=dtype)
         self.score = torch.full((len(self.rows),), torch.nan, dtype=dtype)
         self.places = torch.nn.utils.rnn.pad_sequence(places, batch_first=True, padding_value=-1)
@@ -86,7 +86,7 @@ class _Run:
     def steps(self) -> None:
         config = self.draft.config
         shape = (len(self.batch), self.span, config.slots, config.target_hidden_size)
-        features = torch.zeros(shape, dtype=self.draft.fc.weight.dtype)
+        features = torch.zeros(shape, dtype=self.draft.dtype)
         self.tokens = torch.zeros(len(self.batch), self.span + self.k, dtype=torch.int64)
         self.positions = torch.zeros(len(self.batch), self.span, dtype=torch.int64)
         for i, one in enumerate(self.batch):
@@ -95,7 +95,7 @@ class _Run:
             text = one.sequence.token_ids[: self.span + self.k]
             self.tokens[i, : len(text)] = text
             self.positions[i, :length] = one.sequence.positions[:length]
-        mask = StepMask(config.sliding_window)
+        mask = StepMask.of(config)
         embeds = self.draft.embed(self.tokens[:, 1 : self.span + 1])
         first = self.draft(self.draft.project(features), embeds, self.positions, mask)
         del features

@@ -91,7 +91,7 @@ def ttt_outputs(draft: Draft, features: Tensor, token_ids: Tensor, rows: Tensor,
     batch, length = token_ids.shape
     embeds = draft.embed(torch.nn.functional.pad(token_ids, (0, steps)))
     positions = torch.arange(length, device=token_ids.device).expand(batch, length)
-    mask = StepMask(draft.config.sliding_window)
+    mask = StepMask.of(draft.config)
     # Under autocast the residual stream stays in the weights' own dtype.
     hidden = draft.project(features).to(embeds.dtype)
     output = _at(draft(hidden, embeds[:, 1 : length + 1], positions, mask), rows)
@@ -114,12 +114,12 @@ def ttt_loss(draft: Draft, batch: Batch, decay: float = 0.8, precision: torch.dt
     """
     low = precision != torch.float32
     with torch.autocast(batch.features.device.type, dtype=precision if low else None, enabled=low):
-        return _ttt_loss(draft, batch, decay, precision if low else draft.fc.weight.dtype)
+        return _ttt_loss(draft, batch, decay, precision if low else draft.dtype)
 
 
 def _ttt_loss(draft: Draft, batch: Batch, decay: float, precision: torch.dtype) -> Loss:
     rows, real = pack_rows(batch.supervised.any(0))
-    total = torch.zeros((), dtype=draft.fc.weight.dtype)
+    total = torch.zeros((), dtype=draft.dtype)
     result = Loss(total, [], [], [])
     steps = len(batch.supervised)
     for k, output in enumerate(ttt_outputs(draft, batch.features, batch.token_ids, rows, steps)):
@@ -131,7 +131,7 @@ def _ttt_loss(draft: Draft, batch: Batch, decay: float, precision: torch.dtype) 
             result.correct.append(0)
             continue
         index = batch.teacher_row.gather(1, (rows + 1 + k).clamp(max=batch.token_ids.shape[1] - 1))[taught]
-        normed = draft.norm(output[taught])
+        normed = draft.head_input(output[taught])
         summed, correct = _SoftCrossEntropy.apply(normed, draft.lm_head.weight, batch.teacher, index, precision)
         result.total = result.total + decay**k * summed / count
         result.steps.append(float(summed.detach()) / count)

@@ -81,7 +81,7 @@ def _one(draft: Draft, sequence: Sequence, maps: dict[str, Tensor], figures: Fig
     usable = min(finite_rows(sequence.features), len(sequence.token_ids) - 1)
     if usable < 1 or (sequence.fc_output is None and (sequence.steps is None or sequence.steps.states is None)):
         return 0
-    dtype = draft.fc.weight.dtype
+    dtype = draft.dtype
     hidden = draft.project(sequence.features[:usable])
     if sequence.fc_output is not None:
         recorded = sequence.fc_output[:usable].to(dtype)
@@ -94,7 +94,7 @@ def _one(draft: Draft, sequence: Sequence, maps: dict[str, Tensor], figures: Fig
     if not len(placed):
         return 0
     tokens = sequence.token_ids
-    mask = StepMask(draft.config.sliding_window)
+    mask = StepMask.of(draft.config)
     output = draft(hidden[None], draft.embed(tokens[1 : usable + 1])[None], sequence.positions[None, :usable], mask)[0]
     starts, states = steps.start[placed], steps.states[placed].to(dtype)
     _add(figures, "layer", relative_error(output[starts], states[:, 0]))

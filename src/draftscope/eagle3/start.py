@@ -75,11 +75,12 @@ def new_draft(config: DraftConfig, parts: TargetParts, ids: Tensor, column_scale
             draft.lm_head.weight.copy_(parts.head[ids])
             # At the target's full scale the first guesses are as sure as they are wrong, which costs the first epoch.
             draft.norm.weight.copy_(parts.norm_weight.float() + parts.norm_offset).mul_(0.5)
+        if same_width and config.use_aux_hidden_state:
             scale = torch.ones(config.slots, config.hidden_size) if column_scale is None else column_scale
             # Each slot enters at root mean square 1 with its own proportions between columns, and all weigh the same.
             near = scale / scale.square().mean(1, keepdim=True).sqrt() / config.slots
             draft.fc.weight.mul_(0.25).add_(torch.cat([torch.diag(row) for row in near], 1))
-        else:
+        elif config.use_aux_hidden_state:
             draft.fc.weight.mul_(50 / (config.slots * config.target_hidden_size) ** 0.5)
     draft.target_ids = ids
     draft.embedding = parts.embedding.float()

@@ -14,11 +14,13 @@ import os
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -128,8 +130,9 @@ class _Run:
         self.settings, self.out, self.d2t, self.extra, self.on_event = settings, out, d2t, extra, on_event
         self.ids = target_ids(d2t, config)
         self.rms = column_rms(examples)
-        # A norm before `fc` already takes the scale out.
-        self.scale = None if config.norm_before_fc or config.fc_norm else self.rms
+        # A norm before `fc` already takes the scale out; without `fc` there is nothing to fold it into.
+        bare = config.norm_before_fc or config.fc_norm or not config.use_aux_hidden_state
+        self.scale = None if bare else self.rms
         self.draft = new_draft(config, parts, self.ids, self.scale, settings.seed).train()
         self.collate = Collate.of(parts, self.ids, settings.ttt_steps, settings.alignment, self.scale)
         self.descent = Descent(self.draft, settings.optimizer, weight_decay=settings.weight_decay, head_rate=settings.head_rate,
@@ -254,6 +257,8 @@ class _Run:
         except (SafetensorError, OSError, ValueError) as error:
             raise DraftscopeError(f"not the state of a run: {error}", where=where, remedy="Train into another folder") from None
         now = {"settings": asdict(self.settings), "data": self.identity, "config": self.draft.config.model_dump(mode="json")}
+        with suppress(ValidationError, TypeError):  # a run from before a switch was added has it at its default
+            place["config"] = DraftConfig(**place.get("config", {})).model_dump(mode="json")
         for key, value in now.items():
             if place.get(key) != value:
                 raise DraftscopeError(f"the folder holds a run over other {key}", where=where, remedy="Train into another folder")
