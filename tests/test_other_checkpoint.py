@@ -81,9 +81,35 @@ def test_weights_that_are_not_finite_are_named_and_not_replayed(healthy: Run, tm
     assert all("up_proj" in remarks[name] for name in ("reference", "served", "as read"))
 
 
+@pytest.mark.parametrize(("recorded", "named"), [
+    (lambda x: torch.cat([x[:, 64:128], x[:, :64], x[:, 128:]], 1), "layer-set"), (lambda x: x.roll(1, 0), "token-shift"),
+], ids=["slots swapped", "rows moved"])
+def test_a_wrong_recording_is_not_blamed_on_the_engine(
+    healthy: Run, tmp_path: Path, recorded: Callable[[Tensor], Tensor], named: str,
+) -> None:
+    """What `fc` gave out is what it gives on the right states, so that neither weights nor wiring are at fault."""
+    capture = shutil.copytree(healthy.serve, tmp_path / "capture")
+    for file in capture.glob("*.safetensors"):
+        tensors = load_file(file)
+        assert "fc_output" in tensors
+        save_file(tensors | {"fc_input": recorded(tensors["fc_input"]).contiguous()}, file)
+    for train in (None, healthy.train):
+        found = diagnose(Inputs(train=train, serve=capture, draft=healthy.draft, target=TARGET))
+        assert found.verdict == "measurement"
+        assert found.findings[0].fault == named and "recording" in found.findings[0].says
+        assert not any(f.strength == "proven" for f in found.findings)
+
+
+def test_a_tensor_that_only_a_switch_asks_for_may_mean_the_switch(healthy: Run, tmp_path: Path) -> None:
+    found = with_other(healthy, tmp_path, config={"norm_before_fc": True})
+    assert found.findings[0].fault == "weight-missing"
+    assert any("norm_before_fc" in caveat for caveat in found.findings[0].caveats)
+
+
 def test_counts_that_the_gate_reproduces_leave_no_gap(healthy: Run) -> None:
     found = diagnose(Inputs(serve=healthy.serve, draft=healthy.draft, target=TARGET))
     assert found.findings == [] and found.verdict == "clean"
+    assert "served rows" in words.verdict(found) and "accept length" in words.verdict(found)
     assert not any("unexplained" in text for text in found.next)
 
 

@@ -18,15 +18,15 @@ from draftscope.eagle3.replayed import Replay
 from draftscope.eagle3.stages import stages
 from draftscope.engines.counters import Counters, read_counters
 from draftscope.errors import UsageError
-from draftscope.faults.measurements import GateFacts, RungFacts, StageFacts
+from draftscope.faults.measurements import OTHER, SAME, GateFacts, RungFacts, StageFacts
 from draftscope.findings import Rung
 from draftscope.states.types import Sequence
 
 if TYPE_CHECKING:
     from draftscope.diagnose.run import Examination
 
-AGREE, SAME = 0.95, 0.03
-"""Share of drafts, and relative error of states, from which a stage counts as reproduced."""
+AGREE = 0.95
+"""Share of drafts from which a map counts as theirs."""
 
 
 def climb(examination: Examination) -> None:
@@ -150,7 +150,11 @@ def _stages(examination: Examination, ladder: Ladder, reading: Reading) -> Stage
                    rebuilt=rebuilt_ids(case.checkpoint))
     if found is None:
         return None
-    return StageFacts(found.fc_error, found.layer_error, found.head_agreement, found.feedback_error, found.steps)
+    facts = StageFacts(found.fc_error, None, found.layer_error, found.head_agreement, found.feedback_error, found.steps)
+    if found.fc_error is not None and found.fc_error > OTHER and ladder.can_remake:
+        own = stages(draft, ladder.remade_sequences(), offsets=case.checkpoint.tensors.get("d2t"))
+        facts.fc_error_reference = None if own is None else own.fc_error
+    return facts
 
 
 def counted_steps(sequences: Iterable[Sequence], k: int) -> Rung | None:

@@ -120,6 +120,12 @@ class Ladder:
         assert self.case.serve is not None
         return self._run(("served", repair), repair, (self._repaired(s, repair) for s in self.case.serve.sequences))
 
+    def remade_sequences(self) -> Iterable[Sequence]:
+        """The served sequences with the target's own states at the reference boundaries."""
+        assert self.case.serve is not None and self.reference is not None
+        whole = Repair(reference=frozenset(range(len(self.reference))))
+        return (self._repaired(s, whole) for s in self.case.serve.sequences)
+
     def remade(self, repair: Repair) -> Replay:
         """On the served tokens with the target's own states."""
         assert self.reference is not None

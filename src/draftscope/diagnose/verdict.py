@@ -11,7 +11,7 @@ from draftscope.diagnose.effects import Costs, loss
 from draftscope.diagnose.reference import explained
 from draftscope.faults import FAULTS, fault
 from draftscope.faults.base import Suspicion, verdict_of
-from draftscope.faults.measurements import TRAINED, Measurements
+from draftscope.faults.measurements import OTHER, SAME, TRAINED, Measurements
 from draftscope.findings import Diagnosis, Effect, Finding, Fix, Ladder, Placed, Rung, Verdict
 
 if TYPE_CHECKING:
@@ -92,8 +92,11 @@ def _weigh(judged: Judged, m: Measurements) -> None:
     as claimed is better beyond its interval.
     """
     suspicion, effect = judged.suspicion, judged.effect
-    if m.reference_from != TRAINED and _worsens(effect):
-        _blame_the_claim(judged)
+    if misrecorded(m) and suspicion.fault in BY_SLOT and suspicion.side == "serve":
+        _blame_the_recording(suspicion)
+        return
+    if _worsens(effect) and (suspicion.fault not in BY_SLOT or m.reference_from != TRAINED):
+        _not_the_cost(judged)
         return
     if suspicion.fault not in BY_SLOT or suspicion.strength != "proven" or m.reference_from == TRAINED:
         return
@@ -106,18 +109,30 @@ def _weigh(judged: Judged, m: Measurements) -> None:
 
 
 def _worsens(effect: Effect | None) -> bool:
-    """Whether undoing makes acceptance worse, beyond chance."""
-    if effect is None or effect.gain is None:
+    """Whether undoing makes acceptance worse, beyond chance; without a paired gain by the lengths alone."""
+    if effect is None:
         return False
+    if effect.gain is None:
+        return effect.length_now is not None and (effect.length_if_fixed or 0) < effect.length_now - 0.02
     return effect.gain < -0.02 if effect.gain_interval is None else effect.gain_interval[1] < 0
 
 
-def _blame_the_claim(judged: Judged) -> None:
-    """What the configuration claims does worse than what is served: then it is the claim that is wrong."""
+def _blame_the_recording(suspicion: Suspicion) -> None:
+    """The engine's `fc` gave out what the right states give: not it, but the note of what it received is wrong."""
+    suspicion.strength, suspicion.recording, suspicion.undo = "supported", True, None
+    suspicion.says += (
+        "; but the engine's fc gave out what it gives on the right states, so that it is the recording of its input that is wrong"
+    )
+    suspicion.fix = Fix(says="Mend what records fc_input (order of slots, row against row) and capture again: the engine itself "
+                        "was fed rightly.")
+
+
+def _not_the_cost(judged: Judged) -> None:
+    """The draft does better with it than without: whatever it is, it does not cost acceptance."""
     suspicion, effect = judged.suspicion, judged.effect
     assert effect is not None
-    if suspicion.fault in BY_SLOT:
-        suspicion.strength = "suspected"
+    suspicion.strength = "suspected"
+    if suspicion.fault in ("layer-set", "layer-offset"):
         suspicion.says += "; but the draft does better on what is served, so that it is the configuration that is wrong"
         suspicion.fix = Fix(
             says="Leave the engine as it is. Correct the configuration, which another engine or version would obey, and confirm "
@@ -127,6 +142,13 @@ def _blame_the_claim(judged: Judged) -> None:
             f"with the slots as the configuration says, accept length would be {effect.length_if_fixed:.2f} in place of "
             f"{effect.length_now:.2f}"
         )
+    elif suspicion.fault == "weight-missing":
+        suspicion.caveats.append(
+            f"the engine accepts more ({effect.length_now:.2f}) than this checkpoint would ({effect.length_if_fixed:.2f}): "
+            "perhaps the checkpoint given here is not the one that it serves"
+        )
+    else:
+        suspicion.caveats.append("undoing it makes acceptance worse here: it is not what costs acceptance, or not alone")
 
 
 def _recovery(judged: Judged) -> Any:
@@ -223,12 +245,22 @@ def _open_questions(examination: Examination, findings: list[Finding]) -> list[s
             + ("the capture has its verify steps, replay needs the draft (--draft)" if recorded and examination.ladder is None
                else "the draft could not be replayed" if recorded else "record verify steps in the capture")
         )
-    elif not m.gate.passed and not any(gate.passed for gate in m.gate_with.values()) and not _other_map(m):
+    elif not m.gate.passed and not any(gate.passed for gate in m.gate_with.values()) and not (
+        _other_map(m) or misrecorded(m)
+    ):
         questions.append(
             f"replay gives the recorded counts in only {m.gate.share:.1%} of {m.gate.steps} steps and no known runtime fault "
             "explains it: capture draft_states and fc_output, and compare the engine's loaded weights with the checkpoint's"
         )
     return questions + ([] if findings else _gaps(examination))
+
+
+def misrecorded(m: Measurements) -> bool:
+    """Whether the engine's `fc` gave out what the reference states give and not what the recorded ones do."""
+    stages = m.stages
+    if stages is None or stages.fc_error is None or stages.fc_error_reference is None:
+        return False
+    return stages.fc_error > OTHER and stages.fc_error_reference < SAME
 
 
 def _other_map(m: Measurements) -> bool:

@@ -43,6 +43,7 @@ class Suspicion:
         strength: `proven` where the evidence alone proves it (states, the file itself, the gate); replay then says what it costs.
         undo: None where replay cannot undo it; `recovery` then says what would.
         runtime: seen only in the engine's behaviour.
+        recording: it is the capture that is wrong, not what it captured.
     """
 
     fault: str
@@ -55,6 +56,7 @@ class Suspicion:
     recovery: Recovery
     undo: Undo | None = None
     runtime: bool = False
+    recording: bool = False
     caveats: list[str] = field(default_factory=list)
 
 
@@ -102,6 +104,8 @@ def of_side(side: SideName) -> str:
 
 def verdict_of(fault: Fault, suspicion: Suspicion) -> Verdict:
     """Where the first finding leads (design, section 6)."""
+    if suspicion.recording:
+        return "measurement"
     if suspicion.runtime:
         return "runtime"
     if suspicion.side == "train" and fault.verdict == "wiring":

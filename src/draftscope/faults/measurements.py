@@ -10,6 +10,8 @@ from draftscope.findings import Placed
 SideName = Literal["train", "serve"]
 TRAINED = "the training states"
 CONFIGURED = "the checkpoint's configuration"
+SAME, OTHER = 0.03, 0.2
+"""Relative error of a stage reproduced within rounding (bf16 included), and of one computed with other weights or input."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +78,13 @@ class StageFacts:
     """Where the engine's draft departs from the checkpoint's, stage by stage (None = not recorded).
 
     Relative errors are medians over rows; agreements are shares of recorded first drafts.
+
+    Attributes:
+        fc_error_reference: of `fc` over the states that it should have received, where those recorded do not explain its output.
     """
 
     fc_error: float | None = None
+    fc_error_reference: float | None = None
     layer_error: float | None = None
     head_agreement: dict[str, float] = field(default_factory=dict)
     feedback_error: dict[str, float] = field(default_factory=dict)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from draftscope.faults.base import Fault, Suspicion, Undo
-from draftscope.faults.measurements import Measurements, StageFacts
+from draftscope.faults.measurements import OTHER, SAME, Measurements, StageFacts
 from draftscope.faults.plant import Plant
 from draftscope.findings import Evidence, Fix
 
-# A stage reproduced within rounding (bf16 included) against one computed with other weights.
-SAME, OTHER, AGREE, CHANCE = 0.03, 0.2, 0.95, 0.6
+CHANCE = 0.6
+_ASKED_BY = {"input_norm.": "norm_before_fc", "fc_norm.": "fc_norm", "midlayer.self_attn.q_norm.": "the q/k norms",
+             "midlayer.self_attn.k_norm.": "the q/k norms"}
 
 _PARTS = {"fc.": "fc", "midlayer.": "the decoder layer", "lm_head.": "lm_head"}
 
@@ -52,7 +53,12 @@ class WeightMissing(Fault):
                     "know)."
                 ),
                 recovery="needs-serving",
-                caveats=["what it costs cannot be replayed without the tensors"],
+                caveats=[
+                    "what it costs cannot be replayed without the tensors",
+                    *(f"it is the configuration's {switch} that asks for {prefix}*: if the draft was trained without, the "
+                      "switch is what is wrong"
+                      for prefix, switch in _ASKED_BY.items() if any(n.startswith(prefix) for n in lost)),
+                ],
             )
         ]
 
@@ -129,7 +135,8 @@ class WeightMissing(Fault):
 def departing_stage(stages: StageFacts) -> str | None:
     """The first stage of the draft that the checkpoint does not reproduce: fc, layer, `fc or layer`, head; None if all do."""
     if stages.fc_error is not None and stages.fc_error > OTHER:
-        return "fc"
+        explained = stages.fc_error_reference is not None and stages.fc_error_reference < SAME
+        return None if explained else "fc"
     if stages.layer_error is not None and stages.layer_error > OTHER:
         return "layer" if stages.fc_error is not None and stages.fc_error < SAME else "fc or layer"
     if (

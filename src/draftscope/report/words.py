@@ -29,10 +29,21 @@ _TRANSFORMS = {
 def verdict(diagnosis: Diagnosis) -> str:
     """The answer in a sentence."""
     if diagnosis.verdict == "clean":
-        return "Nothing was found that keeps the draft from its trained acceptance."
+        return f"Nothing was found that keeps the draft from its trained acceptance{_looked_at(diagnosis)}."
     if diagnosis.verdict == "undecided" or not diagnosis.findings:
         return "What is at hand does not decide it; what to measure next stands below."
     return visible(sentence(diagnosis.findings[0].says))
+
+
+def _looked_at(diagnosis: Diagnosis) -> str:
+    """How much a clean answer rests on, and what it would have missed."""
+    rows, steps = diagnosis.power.get("rows") or {}, diagnosis.power.get("steps")
+    seen = [count(rows[side], f"{name} row") for side, name in (("serve", "served"), ("train", "training")) if rows.get(side)]
+    seen += [count(steps, "verify step")] if steps else []
+    least = diagnosis.power.get("smallest_length_difference")
+    missed = (f"; a loss below {least:.2f} of accept length would not have shown" if least is not None
+              else "; too few sequences to say how small a loss would have shown")
+    return f", in {', '.join(seen)}{missed}" if seen else ""
 
 
 def place(placed: Placed) -> str:
