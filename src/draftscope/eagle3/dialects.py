@@ -98,10 +98,12 @@ def describe(raw: dict[str, Any], where: str, *, names: Collection[str] | None =
     hidden, heads, vocab = numbers["hidden_size"], numbers["num_attention_heads"], numbers["vocab_size"]
     layers = 1 if layer.get("num_hidden_layers") is None else layer["num_hidden_layers"]
     mla = _latent(raw, layer, names, where)
-    kv_heads, head_dim = layer.get("num_key_value_heads") or heads, layer.get("head_dim") or hidden // heads
-    if mla is not None:
-        kv_heads, head_dim = heads, mla["qk_nope_head_dim"] + mla["qk_rope_head_dim"]
-    slots = len(ids) if ids else raw.get("num_aux_hidden_states") or nested.get("num_aux_hidden_states") or 3
+    usual = hidden // heads if mla is None else mla["qk_nope_head_dim"] + mla["qk_rope_head_dim"]
+    kv_heads, head_dim = layer.get("num_key_value_heads") or heads, layer.get("head_dim") or usual
+    slots = raw.get("num_aux_hidden_states") or nested.get("num_aux_hidden_states") or len(ids or ()) or 3
+    if ids and slots != len(ids):
+        # Engines size fc by the one and capture the other.
+        raise DraftscopeError(f"{len(ids)} layer ids, but num_aux_hidden_states: {slots!r}", where=where)
     window, sliding = _windows(layer, layers, where)
     try:
         config = DraftConfig(

@@ -22,7 +22,9 @@ from draftscope.target.parts import TargetParts, read_parts, tensor_files
 
 DRAFT_NAMES = ("fc.", "midlayer.", "d2t", "t2d")
 DRAFT_KEYS = ("draft_vocab_size", "speculators_model_type", "eagle_config")
-SWITCHES = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "qk_norm")
+SWITCHES = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "qk_norm", "attention_bias",
+            "attention_output_bias", "mlp_bias", "fc_bias", "tie_word_embeddings")
+UNLESS_OFF = ("norm_before_head", "use_aux_hidden_state")
 CLAIMS = ("architectures", "model_type", "speculators_version", "torch_dtype", "dtype")
 TENSORS_SHOWN = 64
 
@@ -37,7 +39,10 @@ def is_draft(folder: Path) -> bool:
     if any(name.startswith(DRAFT_NAMES) for name in bare):
         return True
     config = read_json(folder / "config.json")
-    return isinstance(config, dict) and any(key in config for key in DRAFT_KEYS)
+    if not isinstance(config, dict):
+        return False
+    named = config.get("architectures")
+    return any(key in config for key in DRAFT_KEYS) or (isinstance(named, list) and any("Eagle3" in str(name) for name in named))
 
 
 def inspect_draft(folder: Path) -> tuple[Inspected, list[Finding]]:
@@ -57,7 +62,10 @@ def inspect_draft(folder: Path) -> tuple[Inspected, list[Finding]]:
         "layer_ids": None if checkpoint.layer_ids is None else list(checkpoint.layer_ids),
         "layer_ids_key": checkpoint.layer_ids_key or None,
         "boundaries": None if config.boundaries is None else list(config.boundaries),
-        "switches": [key for key, value in switches.items() if value], "sliding_window": config.sliding_window,
+        "switches": [*(key for key, value in switches.items() if value),
+                     *(f"{key}: false" for key in UNLESS_OFF if not getattr(config, key))],
+        "layers": config.layers, "attention": "grouped" if config.mla is None else "latent (MLA)",
+        "sliding_window": config.sliding_window,
         "own_embedding": "embed_tokens.weight" in checkpoint.tensors, "d2t": _map_words(checkpoint),
         "dtypes": _dtypes(checkpoint.tensors.values()), "values": sum(t.numel() for t in checkpoint.tensors.values()),
         "missing": list(checkpoint.missing), "unexpected": list(checkpoint.unexpected),

@@ -154,8 +154,8 @@ class _Work:
         changed = dict(read.changed)
         if self.engine == "sglang" and config.sliding_layers is None and changed.get("sliding_window", (0, 0))[1] is None:
             width, _ = changed.pop("sliding_window", (None, None))
-            if width is not None:  # SGLang counts the keys before a row's own
-                self.caveats.append(f"the window of {width} takes --speculative-draft-window-size {width - 1} on sglang's side")
+            if width is not None:
+                self.caveats.append(f"start sglang with --speculative-draft-window-size {width}: the file can't say it")
         lacking = [f"{key}: {_said(was)} (it takes {_said(now)})" for key, (was, now) in changed.items()]
         for key in ("norm_before_head", "fc_bias", "attention_bias", "attention_output_bias", "mlp_bias"):
             if key not in read.reading.settings and getattr(config, key) != DraftConfig.model_fields[key].default:
@@ -296,7 +296,7 @@ class _Work:
         if name is not None:
             made["speculators_config"] |= {"verifier": {"name_or_path": name, "architectures": architectures}}
         elif made["speculators_config"].get("verifier", {}).get("name_or_path") is None:
-            self.caveats.append("no target is named in speculators_config; give --target")
+            self.caveats.append("speculators opens a draft only with its target, and none is named: give --target")
         made["transformer_layer_config"] = layer | made["transformer_layer_config"]
         if self.config.boundaries is not None:
             self.steps.append(f"layer ids {list(self.checkpoint.layer_ids or ())} ({self.checkpoint.layer_ids_key}) became "
