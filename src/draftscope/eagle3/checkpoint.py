@@ -11,7 +11,7 @@ import os
 import re
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +54,7 @@ class Checkpoint:
         unexpected: names in the files that the configuration has no use for, as spelt there.
         layer_ids, layer_ids_key: the file's own layer ids and the key that held them (`config.boundaries` translates them).
         notes: what was renamed or stripped on the way.
+        spelt: name in the files of every tensor, by native name; loaders that know fewer names than this one go by it.
     """
 
     folder: Path
@@ -65,6 +66,7 @@ class Checkpoint:
     layer_ids: tuple[int, ...] | None = None
     layer_ids_key: str = ""
     notes: tuple[str, ...] = ()
+    spelt: dict[str, str] = field(default_factory=dict)
 
 
 def expected_shapes(config: DraftConfig) -> dict[str, tuple[int, ...]]:
@@ -119,7 +121,7 @@ def load_checkpoint(folder: Path | str, *, target_layers: int | None = None) -> 
         folder=folder, config=config, raw=raw, tensors={n: t for n, t in tensors.items() if n in known},
         missing=tuple(n for n in needed if n not in tensors), unexpected=tuple(spelt[n] for n in tensors if n not in known),
         layer_ids=described.layer_ids, layer_ids_key=described.layer_ids_key,
-        notes=tuple(f"prefix {p} stripped from tensor names" for p in prefixes),
+        notes=tuple(f"prefix {p} stripped from tensor names" for p in prefixes), spelt=spelt,
     )
 
 
