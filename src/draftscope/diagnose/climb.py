@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from draftscope.diagnose.case import Selected
-from draftscope.diagnose.checkpoint_facts import rebuilt_ids
 from draftscope.diagnose.ladder import Ladder, Repair, as_meant, combine
 from draftscope.eagle3.acceptance import Counts, summarise
 from draftscope.eagle3.reading import D2T, Reading
@@ -20,6 +19,7 @@ from draftscope.engines.counters import Counters, read_counters
 from draftscope.errors import UsageError
 from draftscope.faults.measurements import OTHER, SAME, GateFacts, RungFacts, StageFacts
 from draftscope.findings import Rung
+from draftscope.linting.vocabulary import rebuilt_ids
 from draftscope.states.types import Sequence
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from draftscope.diagnose.case import Case
-from draftscope.diagnose.checkpoint_facts import rebuilt_ids
 from draftscope.diagnose.sides import SweptSide
 from draftscope.eagle3.checkpoint import build_draft
 from draftscope.eagle3.model import Draft
@@ -19,6 +18,7 @@ from draftscope.eagle3.replayed import Replay
 from draftscope.faults.base import Undo
 from draftscope.faults.measurements import Measurements
 from draftscope.findings import Placed
+from draftscope.linting.vocabulary import rebuilt_ids
 from draftscope.states.types import Sequence
 
 

@@ -12,7 +12,6 @@ from draftscope.boundaries import default_boundaries
 from draftscope.compare.pairing import embedding_check, last_state_check
 from draftscope.consumers import CONSUMERS, effective
 from draftscope.diagnose.case import Case, Inputs, Selected, open_case
-from draftscope.diagnose.checkpoint_facts import map_facts, poisoned
 from draftscope.diagnose.climb import climb
 from draftscope.diagnose.effects import costs
 from draftscope.diagnose.ladder import Ladder
@@ -24,6 +23,8 @@ from draftscope.errors import DraftscopeError
 from draftscope.faults import FAULTS
 from draftscope.faults.measurements import Measurements
 from draftscope.findings import Diagnosis, Placement, Rung
+from draftscope.linting.values import poisoned
+from draftscope.linting.vocabulary import map_facts
 
 Report = Callable[[str], None]
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from draftscope.boundaries import default_boundaries
@@ -16,7 +15,8 @@ from draftscope.errors import DraftscopeError
 from draftscope.findings import Finding
 from draftscope.inspecting.report import Inspected
 from draftscope.inspecting.rows import short_dtype
-from draftscope.inspecting.suspicions import suspect
+from draftscope.linting.values import missing_tensors, unsound
+from draftscope.linting.vocabulary import map_findings
 from draftscope.states.tensorfile import TensorFile, read_json
 from draftscope.target.parts import TargetParts, read_parts, tensor_files
 
@@ -74,7 +74,7 @@ def inspect_draft(folder: Path) -> tuple[Inspected, list[Finding]]:
     report.notes = list(checkpoint.notes)
     if checkpoint.unexpected:
         report.notes.append(f"tensors that this configuration has no use for: {', '.join(checkpoint.unexpected[:8])}")
-    findings = [*_unsound(checkpoint.tensors.items()), *_missing(checkpoint), *_map(checkpoint)]
+    findings = [*unsound(checkpoint.tensors.items()), *missing_tensors(checkpoint), *map_findings(checkpoint)]
     return report, findings
 
 
@@ -83,73 +83,6 @@ def _map_words(checkpoint: Checkpoint) -> str:
     if checkpoint.config.draft_vocab_size == checkpoint.config.vocab_size:
         return "not needed" if d2t is None else "there, but not needed"
     return "missing" if d2t is None else f"offsets {int(d2t.min())}..{int(d2t.max())}"
-
-
-def _missing(checkpoint: Checkpoint) -> Iterator[Finding]:
-    whole = checkpoint.config.draft_vocab_size == checkpoint.config.vocab_size
-    missing = [name for name in checkpoint.missing if name != "d2t" and not (name == "lm_head.weight" and whole)]
-    if missing:
-        yield suspect(
-            "weight-missing", [f"tensor {name}" for name in missing[:8]], f"{len(missing)} tensors are missing", "proven",
-            "needs-retraining", "Export the checkpoint again; engines leave a missing tensor at its initial value silently",
-            measured="tensors of the files against those that the configuration asks for", result=", ".join(missing[:16]),
-            decides="all are there",
-        )
-    if "d2t" in checkpoint.missing:
-        yield suspect(
-            "vocab-map", ["tensor d2t"], "the draft's vocabulary is smaller than the target's, and no map names its tokens",
-            "proven", "needs-retraining", "Store d2t with the checkpoint: target id = draft id + d2t[draft id]",
-            measured="tensors of the files", decides="d2t is there",
-            result=f"draft vocabulary {checkpoint.config.draft_vocab_size} of {checkpoint.config.vocab_size}, no d2t",
-        )
-
-
-def _map(checkpoint: Checkpoint) -> Iterator[Finding]:
-    d2t, config = checkpoint.tensors.get("d2t"), checkpoint.config
-    if d2t is None or config.draft_vocab_size == config.vocab_size:
-        return
-    ids = torch.arange(len(d2t)) + d2t.long()
-    what = None
-    if not bool(d2t.any()):
-        what = "the vocabulary map is all zero: the draft's tokens are the first ids of the vocabulary"
-    elif bool((ids >= config.vocab_size).any()) or bool((ids < 0).any()):
-        what = "the vocabulary map leads beyond the vocabulary: it holds target ids where offsets belong"
-    elif len(ids.unique()) < len(ids):
-        what = "the vocabulary map names tokens twice"
-    if what is not None:
-        yield suspect(
-            "vocab-map", ["tensor d2t"], what, "supported", "needs-retraining",
-            "Rebuild the map from t2d or the training counts: target id = draft id + d2t[draft id]",
-            measured="target ids that the map leads to", decides="distinct ids inside the vocabulary",
-            result=f"{int(ids.min())}..{int(ids.max())}, {len(ids.unique())} distinct of {len(ids)}",
-        )
-
-
-def _unsound(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[Finding]:
-    bad: dict[str, int] = {}
-    zero: list[str] = []
-    for name, tensor in tensors:
-        if not tensor.dtype.is_floating_point or tensor.numel() == 0:
-            continue
-        blocks = [block.float() for block in tensor.flatten().split(2**24)]
-        count = sum(int((~block.isfinite()).sum()) for block in blocks)
-        if count:
-            bad[name] = count
-        elif not any(bool(block.any()) for block in blocks):
-            zero.append(name)
-    if bad:
-        yield suspect(
-            "nonfinite", [f"tensor {name}" for name in list(bad)[:8]], f"NaN or Inf in {len(bad)} tensors", "proven",
-            "needs-retraining", "Go back to the last checkpoint without them", measured="every value of every tensor",
-            result=", ".join(f"{name}: {count}" for name, count in list(bad.items())[:16]), decides="no value is NaN or Inf",
-            figures=bad,
-        )
-    if zero:
-        yield suspect(
-            "weight-missing", [f"tensor {name}" for name in zero[:8]], f"{len(zero)} tensors hold nothing but zeros", "suspected",
-            "needs-retraining", "Export the checkpoint again: these look as if they were never filled",
-            measured="every value of every tensor", result=", ".join(zero[:16]), decides="trained weights are not all zero",
-        )
 
 
 def inspect_target(folder: Path) -> tuple[Inspected, list[Finding]]:
@@ -175,7 +108,7 @@ def inspect_target(folder: Path) -> tuple[Inspected, list[Finding]]:
     named = {"embedding": parts.embedding, "final norm": parts.norm_weight}
     if parts.head is not parts.embedding:
         named["head"] = parts.head
-    return report, list(_unsound(named.items()))
+    return report, list(unsound(named.items()))
 
 
 def _weights_words(parts: TargetParts, layers: set[str], absent: list[str]) -> str:
@@ -200,7 +133,7 @@ def inspect_tensors(file: Path) -> tuple[Inspected, list[Finding]]:
         "shapes": {name: f"{short_dtype(tensor.dtype)} {list(tensor.shape)}" for name, tensor in held[:TENSORS_SHOWN]},
     }
     report.claims = dict(list(opened.metadata.items())[:24])
-    return report, list(_unsound(held))
+    return report, list(unsound(held))
 
 
 def inspect_report(file: Path) -> tuple[Inspected, list[Finding]]:
