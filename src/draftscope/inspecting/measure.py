@@ -126,11 +126,9 @@ def _chosen(source: Source, samples: int) -> Iterator[Any]:
         return
     for position in torch.linspace(0, len(source) - 1, samples).long().tolist():
         try:
-            item = source[position]
+            yield from source.items(position)
         except DraftscopeError as error:
             source.skip(position, error)
-            continue
-        yield item
 
 
 def slots_of(trace: Trace, width: int | None) -> tuple[int, str]:
@@ -274,6 +272,8 @@ def _remarks(source: Source, report: Inspected, samples: int) -> None:
             group.examples.append(Skip(path=skip.path, why=skip.why, row=skip.row, cause=skip.cause))
     report.skipped = list(groups.values())
     report.notes = list(getattr(source, "notes", []))
+    if isinstance(source, FileSource) and len(source) > 1:
+        report.facts["order"] = source.order
     if samples and report.files > samples:
         report.notes.append(f"states of {report.read} of {report.files} files were read, evenly spread (--samples 0 reads all)")
     for key, value in list(source.meta.items())[:CLAIMS_SHOWN]:
