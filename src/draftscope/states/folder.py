@@ -86,13 +86,18 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
+def turned_round(files: Sequence[Path]) -> tuple[Path, Path] | None:
+    """Two files that sorting their names as text would turn round, the one that comes first by number first."""
+    by_text = sorted(files, key=str)
+    return next(((one, other) for one, other in zip(files, by_text, strict=True) if one != other), None)
+
+
 def stated_order(files: Sequence[Path]) -> str:
     """In which order the files are taken, and where sorting their names as text would give another."""
-    by_text = sorted(files, key=str)
-    for one, other in zip(files, by_text, strict=True):
-        if one != other:
-            return f"by the numbers in their names: {one.name} before {other.name}, which sorting as text turns round"
-    return "by the numbers in their names, which sorting as text gives too"
+    turned = turned_round(files)
+    if turned is None:
+        return "by the numbers in their names, which sorting as text gives too"
+    return f"by the numbers in their names: {turned[0].name} before {turned[1].name}, which sorting as text turns round"
 
 
 class FileSource(Generic[Item]):

@@ -16,12 +16,13 @@ from draftscope.states.folder import FileSource, first_fit, list_files, number_o
 from draftscope.states.scales import rescaled
 from draftscope.states.tensorfile import TensorFile, entry_labels, save_tensors
 from draftscope.states.torchsource import described
-from draftscope.states.types import Sample
+from draftscope.states.types import Norm, Sample
 
 NAME = "plain"
 SUFFIX = ".safetensors"
 KIND = "samples"
 DEEP = False
+UNKNOWN = "unknown"
 OTHER = "last_on_other_side"
 """[T, H], the last state on the other side of the final norm, where a conversion kept both."""
 
@@ -81,10 +82,10 @@ def read_sample(file: Path, notes: list[str]) -> Sample:
         mask = mask != 0
     labels = entry_labels(opened.metadata, states.shape[1], notes)
     states = rescaled(opened, states, notes)
-    claimed = opened.metadata.get("last_norm")
+    said = opened.metadata.get("last_norm", "pre")
+    claimed: Norm | None = "post" if said == "post" else None if said == UNKNOWN else "pre"
     return Sample(name=file.name, token_ids=token_ids.to(torch.int64), states=states, loss_mask=mask, labels=labels,
-                  index=number_of(file), claimed_norm="post" if claimed == "post" else "pre",
-                  other_last=_other(opened, states))
+                  index=number_of(file), claimed_norm=claimed, other_last=_other(opened, states))
 
 
 def _other(opened: TensorFile, states: torch.Tensor) -> torch.Tensor | None:
@@ -93,8 +94,11 @@ def _other(opened: TensorFile, states: torch.Tensor) -> torch.Tensor | None:
     return opened.floats(OTHER, 2, "[tokens, width]")
 
 
-def write_sample(path: Path, sample: Sample, metadata: dict[str, Any] | None = None) -> None:
+def write_sample(path: Path, sample: Sample, metadata: dict[str, Any] | None = None, *, said_norm: bool = False) -> None:
     """Write `hs_{i}.safetensors`, whole or not at all. Labels other than `entry i` go to the metadata.
+
+    Args:
+        said_norm: also what the sample says of its last state (`last_norm`), where that is not `pre`.
 
     Raises:
         DraftscopeError: rows that do not fit each other, or a disk that refuses.
@@ -106,8 +110,8 @@ def write_sample(path: Path, sample: Sample, metadata: dict[str, Any] | None = N
     named = dict(metadata or {})
     if sample.labels and sample.labels != tuple(f"entry {i}" for i in range(sample.states.shape[1])):
         named.setdefault("labels", list(sample.labels))
-    if sample.claimed_norm == "post":
-        named.setdefault("last_norm", "post")
+    if said_norm and sample.claimed_norm != "pre":
+        named.setdefault("last_norm", sample.claimed_norm or UNKNOWN)
     tensors = {
         OTHER: sample.other_last, "hidden_states": sample.states, "token_ids": sample.token_ids.to(torch.int64),
         "loss_mask": None if sample.loss_mask is None else sample.loss_mask.to(torch.uint8),

@@ -60,9 +60,8 @@ def _finish(sample: Sample, held: dict[str, Any], notes: list[str]) -> None:
     other = held.get(OTHER)
     if isinstance(other, Tensor) and owns_its_data(other) and other.shape == (1, len(sample.states), sample.states.shape[2]):
         sample.other_last = other[0]
-    claimed = held.get("last_norm")
-    if claimed in ("pre", "post"):
-        sample.claimed_norm = claimed
+    claimed = held.get("last_norm", "post")
+    sample.claimed_norm = claimed if claimed in ("pre", "post") else None
     if held.get("loss_mask_unknown") is True:
         sample.loss_mask = None
         notes.append("the loss mask is a stand-in, as the file says: unknown")
@@ -77,13 +76,13 @@ def record_of(sample: Sample) -> dict[str, Any]:
     mask = torch.ones(rows, dtype=torch.bool) if sample.loss_mask is None else sample.loss_mask
     record: dict[str, Any] = {
         "input_ids": sample.token_ids.to(torch.int64).clone(), "loss_mask": mask.to(torch.int64),
-        "hidden_state": sample.states[:, -1].contiguous()[None], "labels": list(sample.labels),
-        "aux_hidden_state": sample.states[:, :-1].flatten(1).contiguous()[None], "index": sample.index,
+        "hidden_state": sample.states[:, -1].clone()[None], "labels": list(sample.labels),
+        "aux_hidden_state": sample.states[:, :-1].flatten(1).clone()[None], "index": sample.index,
     }
     if sample.other_last is not None:
-        record[OTHER] = sample.other_last.contiguous()[None]
+        record[OTHER] = sample.other_last.clone()[None]
     if sample.loss_mask is None:
         record["loss_mask_unknown"] = True
     if sample.claimed_norm != "post":
-        record["last_norm"] = sample.claimed_norm
+        record["last_norm"] = sample.claimed_norm or "unknown"
     return record

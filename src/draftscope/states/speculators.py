@@ -92,7 +92,7 @@ def read_sample(file: Path, notes: list[str], rows: ArrowRows) -> Sample:
     stored = TensorFile(file)
     if sample.loss_mask is not None and not torch.equal(sample.loss_mask, mask != 0):
         notes.append("the files hold other loss masks than the data set: those of the data set are taken, as the trainer does")
-    sample.loss_mask = None if stored.metadata.get("loss_mask") == "unknown" else mask != 0
+    sample.loss_mask = None if stored.metadata.get("loss_mask") == plain.UNKNOWN else mask != 0
     index = stored.metadata.get("index", "")
     if index.removeprefix("-").isdecimal() and len(index) < 20:
         sample.index = int(index)
