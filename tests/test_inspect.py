@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from places import ROWS, Inspect, Places, inspect_fixture, parts_fixture, places_fixture, write  # noqa: F401 (fixtures)
 from safetensors.torch import load_file, save_file
 from support import LAYERS, VOCAB, WIDTH, random_draft, random_target
 from torch import Tensor
@@ -20,70 +20,6 @@ from draftscope.eagle3.checkpoint import save_native
 from draftscope.states.capture import write_trace
 from draftscope.states.plain import write_sample
 from draftscope.states.types import Sample, Trace
-
-ROWS = 90
-
-
-class Places:
-    """Token ids and every boundary of a random target over them, from transformers' own hidden states."""
-
-    def __init__(self, folder: Path) -> None:
-        model = random_target(3, tied=False)
-        draw = torch.Generator().manual_seed(5)
-        with torch.no_grad():  # a final norm that does something
-            model.model.norm.weight.copy_(torch.rand(WIDTH, generator=draw) + 0.5)
-        model.save_pretrained(folder)
-        self.folder = folder
-        self.ids = torch.randint(3, 40, (4, ROWS), generator=draw)
-        last: list[Tensor] = []
-        hook = model.model.layers[-1].register_forward_hook(lambda module, args, out: last.append(out))
-        with torch.no_grad():
-            states = model(self.ids, output_hidden_states=True).hidden_states
-        hook.remove()
-        self.stream = [*states[:LAYERS], last[0] if isinstance(last[0], Tensor) else last[0][0]]
-        self.post = states[LAYERS]
-
-    def entries(self, *places: int) -> list[Tensor]:
-        return [self.stream[b] for b in places]
-
-
-@pytest.fixture(scope="module")
-def places(tmp_path_factory: pytest.TempPathFactory) -> Places:
-    return Places(tmp_path_factory.mktemp("target") / "whole")
-
-
-@pytest.fixture(scope="module")
-def parts(places: Places, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same target's parts alone."""
-    folder = tmp_path_factory.mktemp("parts")
-    (folder / "config.json").write_text((places.folder / "config.json").read_text())
-    held = load_file(places.folder / "model.safetensors")
-    kept = ("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight")
-    save_file({name: held[name] for name in kept}, folder / "model.safetensors")
-    return folder
-
-
-def write(folder: Path, places: Places, entries: list[Tensor], labels: tuple[str, ...] = (), dtype: torch.dtype = torch.bfloat16,
-          mask: Tensor | None = None) -> Path:
-    for i in range(len(places.ids)):
-        states = torch.stack([entry[i] for entry in entries], 1).to(dtype)
-        answers = torch.arange(ROWS) >= 20 if mask is None else mask
-        write_sample(folder / f"hs_{i}.safetensors", Sample("", places.ids[i], states, answers, labels))
-    return folder
-
-
-Inspect = Callable[..., tuple[int, dict[str, Any]]]
-
-
-@pytest.fixture
-def inspect(tmp_path: Path) -> Inspect:
-    """Run `inspect`: exit code and JSON."""
-    def call(*arguments: object) -> tuple[int, dict[str, Any]]:
-        out = tmp_path / "inspect-out.json"
-        out.unlink(missing_ok=True)
-        code = run(["inspect", *map(str, arguments), "--json", str(out)])
-        return code, json.loads(out.read_text()) if out.exists() else {}
-    return call
 
 
 def faults(found: dict[str, Any]) -> set[tuple[str, str]]:
@@ -485,56 +421,6 @@ def test_any_tensor_file_and_own_reports(inspect: Inspect, tmp_path: Path) -> No
                                                 "findings": [{"fault": "layer-offset"}]}))
     code, found = inspect(tmp_path / "r.json")
     assert code == 0 and found["inspected"][0]["facts"]["findings"] == ["layer-offset"]
-
-
-# --- as a trainer reads it ------------------------------------------------------------------------------------------------
-
-
-def test_speculators_takes_the_last_entry_as_teacher(inspect: Inspect, places: Places, parts: Path, tmp_path: Path,
-                                                     capsys: pytest.CaptureFixture[str]) -> None:
-    labels = ("embed", "layer 3", "layer 5", "layer 7")
-    folder = write(tmp_path / "d", places, places.entries(3, 5, 6, 8), labels)
-    _, found = inspect(folder, "--as", "speculators", "--target", places.folder)
-    (read,) = found["as_trainer"]
-    assert [feed["goes_to"] for feed in read["feeds"]] == ["slot 0", "slot 1", "slot 2", "teacher (verifier_last_hidden_states)"]
-    assert [feed["inferred"] for feed in read["feeds"]] == ["boundary 3", "boundary 5", "boundary 6", "boundary 8"]
-    assert [feed["label"] for feed in read["feeds"]] == list(labels)
-    assert read["feeds"][3]["warns"] == [] and "no embedding" in read["feeds"][0]["warns"][0]
-    wrong = write(tmp_path / "w", places, places.entries(0, 2, 4, 5))
-    for more in ((), ("--target", parts), ("--target", places.folder)):
-        _, found = inspect(wrong, "--as", "speculators", *more)
-    assert "middle layer" in found["as_trainer"][0]["feeds"][3]["warns"][0]
-    normed = write(tmp_path / "n", places, [*places.entries(2, 4, 5), places.post])
-    _, found = inspect(normed, "--as", "speculators", "--target", parts)
-    assert any("once more" in warning for warning in found["as_trainer"][0]["feeds"][3]["warns"])
-    assert "goes to" in capsys.readouterr().out
-
-
-def test_what_the_version_does_not_read_or_does_otherwise(inspect: Inspect, places: Places, parts: Path, tmp_path: Path) -> None:
-    folder = write(tmp_path / "d", places, places.entries(2, 4, 5, 8))
-    assert inspect(folder, "--as", "speculators@0.4.0")[1]["as_trainer"][0]["refuses"]
-    assert not inspect(folder, "--as", "speculators@0.9.0")[1]["as_trainer"][0]["refuses"]
-    torch.save({"input_ids": places.ids[0], "loss_mask": torch.ones(ROWS).long(),
-                "hidden_states": [s[0].contiguous() for s in places.entries(2, 4, 5, 8)]}, tmp_path / "data_0.pt")
-    assert inspect(tmp_path / "data_0.pt", "--as", "speculators@0.8")[1]["as_trainer"][0]["refuses"]
-    (read,) = inspect(tmp_path / "data_0.pt", "--as", "speculators@v0.3.0", "--target", parts)[1]["as_trainer"]
-    assert not read["refuses"] and any("before the final norm" in warning for warning in read["feeds"][3]["warns"])
-
-
-@pytest.mark.parametrize("name", ["megatron", "speculators@7.1", "speculators@"])
-def test_unknown_trainers_are_refused_with_those_known(name: str, inspect: Inspect, tmp_path: Path,
-                                                       capsys: pytest.CaptureFixture[str]) -> None:
-    put(tmp_path / "d", 0, plain())
-    code, found = inspect(tmp_path / "d", "--as", name)
-    if name == "speculators@":
-        assert code == 0
-        return
-    assert code == 2 and "speculators@0.9" in capsys.readouterr().err and found["verdict"] == "undecided"
-
-
-def test_a_capture_is_no_training_data(inspect: Inspect, tmp_path: Path) -> None:
-    write_trace(tmp_path / "c" / "r.safetensors", capture([1, 0]))
-    assert inspect(tmp_path / "c", "--as", "speculators")[0] == 2
 
 
 # --- the command itself ---------------------------------------------------------------------------------------------------

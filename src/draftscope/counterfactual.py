@@ -97,7 +97,8 @@ class Replays(BaseModel):
 def counterfactuals(
     drafts: Sequence[Path | str], states: Path | str, *, target: Path | str | None = None, sets: Sequence[str] = (),
     consumer: str | None = None, k: int | None = None, readout: findings.Readout | None = None, text: Text = "auto",
-    max_tokens: int | None = None, seed: int = 0, on_tokens: Callable[[int], None] | None = None,
+    max_tokens: int | None = None, seed: int = 0, format: str | None = None, skip_bad: bool = False,
+    on_tokens: Callable[[int], None] | None = None,
     report: Callable[[str], None] = lambda _: None,
 ) -> Replays:
     """Replay every draft as it is and with each of the edits.
@@ -110,6 +111,7 @@ def counterfactuals(
         k: None = the capture's `num_spec_tokens`, else 3.
         readout: None = the walk where the target wrote the text, else the recorded steps, else all rows.
         max_tokens: stop after the sequence that reaches so many feature rows.
+        format, skip_bad: how the states are read, as in `open_source`.
 
     Raises:
         UsageError: no embedding at hand, unknown edits or consumer, or nothing that says what to match the tokens with.
@@ -119,7 +121,7 @@ def counterfactuals(
         raise UsageError("no draft to replay", remedy="Give --draft DIR")
     edits = [Edits(), *(Edits.parse([line]) for line in sets)]
     parts = None if target is None else read_parts(Path(target))
-    source = open_source(Path(states))
+    source = open_source(Path(states), format, skip_bad=skip_bad)
     depth = k or _claimed_k(source)
     result = Replays(schema="draftscope.replay/1", states=str(states), k=depth)
     done: list[tuple[ReplayRung, Replay]] = []
@@ -202,8 +204,8 @@ def _rung(
 
 
 def _remarks(source: Source, first: Replay, readout: findings.Readout, parts: TargetParts | None) -> list[str]:
-    """What was left out or taken on trust."""
-    said = []
+    """What was left out, done on the way in, or taken on trust."""
+    said = list(getattr(source, "notes", []))
     if source.skipped:
         reasons: dict[tuple[str, int], str] = {}
         for skip in source.skipped:

@@ -39,6 +39,14 @@ ThreadsOption = Annotated[
     int | None, typer.Option("--threads", min=1, metavar="N", help="CPU threads; without it as many as torch takes.")
 ]
 
+FormatOption = Annotated[
+    str | None,
+    typer.Option("--format", metavar="NAME", help="Read states as this format, whatever they look like; a wrong name lists all."),
+]
+SkipBadOption = Annotated[
+    bool, typer.Option("--skip-bad", help="Count what is unreadable instead of stopping, also where a file was named directly.")
+]
+
 Refusal = Callable[[DraftscopeError], BaseModel]
 PIPED_WIDTH = 100
 
@@ -77,6 +85,17 @@ class Ui:
         """A remark about the work, on stderr."""
         if not self.quiet:
             self.errors.print(visible(text), style="dim", soft_wrap=True)
+
+    def note_source(self, source: Any, name: object = "", skipped: int = 5) -> None:
+        """How states are read, what was done to them on the way in, and what was passed over; on stderr."""
+        ahead = f"{name}: " if name else ""
+        self.note(f"{ahead}read as {source.format}: {source.chosen}")
+        for said in getattr(source, "notes", []):
+            self.note(f"{ahead}{said}")
+        for skip in source.skipped[:skipped]:
+            self.note(f"{ahead}skipped {skip.path}{f', row {skip.row}' if skip.row >= 0 else ''}: {skip.why}")
+        if len(source.skipped) > skipped:
+            self.note(f"{ahead}and {len(source.skipped) - skipped} more")
 
     def write_json(self, model: BaseModel | Mapping[str, Any] | list[Any]) -> None:
         """The result to where `--json` said, if it did."""

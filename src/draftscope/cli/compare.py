@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from draftscope.cli.common import JsonOption, QuietOption, ThreadsOption, setup
+from draftscope.cli.common import JsonOption, QuietOption, SkipBadOption, ThreadsOption, setup
+from draftscope.errors import UsageError
 
 
 def command(
@@ -16,6 +17,9 @@ def command(
     slots: Annotated[
         int | None, typer.Option("--slots", min=1, metavar="N", help="Slots in a capture's rows; without it found, else 3.")
     ] = None,
+    format: Annotated[list[str] | None, typer.Option(
+        "--format", metavar="NAME", help="Read states as this format; given twice, first A's, then B's (auto = found).")] = None,
+    skip_bad: SkipBadOption = False,
     json: JsonOption = None,
     quiet: QuietOption = False,
     threads: ThreadsOption = None,
@@ -26,19 +30,22 @@ def command(
     from draftscope.report.comparison import comparison_story
     from draftscope.scan.fingerprint import Fingerprint, is_fingerprint, load_fingerprint
     from draftscope.scan.scan import scan
-    from draftscope.states.opening import open_source
+    from draftscope.states.opening import AUTO, open_source
 
-    def read(path: Path) -> Fingerprint:
+    formats = format or [AUTO]
+    if len(formats) > 2:
+        raise UsageError("--format names at most two formats", remedy="First that of A, then that of B")
+
+    def read(path: Path, named: str) -> Fingerprint:
         if is_fingerprint(path):
             return load_fingerprint(path)
-        source = open_source(path)
+        source = open_source(path, named, skip_bad=skip_bad)
         with ui.progress(f"scanning {path.name}", total=len(source), unit="sequences") as advance:
-            result = scan(source, slots=slots, on_item=lambda rows, size: advance(1))
-        if source.skipped:
-            ui.note(f"{path}: {len(source.skipped)} skipped; the first, {source.skipped[0].path}: {source.skipped[0].why}")
+            result = scan(source, slots=slots, on_item=lambda rows, size: advance(1), skip_odd=skip_bad)
+        ui.note_source(source, path, skipped=1)
         return result
 
-    comparison = compare_fingerprints(read(a), read(b))
+    comparison = compare_fingerprints(read(a, formats[0]), read(b, formats[-1]))
     for part in comparison_story(comparison):
         ui.print(part)
     ui.write_json(comparison)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from draftscope.cli.common import HtmlOption, JsonOption, QuietOption, SeedOption, ThreadsOption, setup
+from draftscope.cli.common import HtmlOption, JsonOption, QuietOption, SeedOption, SkipBadOption, ThreadsOption, setup
 from draftscope.errors import DraftscopeError
 from draftscope.findings import Diagnosis
 
@@ -49,6 +49,10 @@ def command(
         int | None, typer.Option("-k", "--k", min=1, max=16, help="Drafted tokens per step; without it the capture's, else 3.")
     ] = None,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=2, metavar="N", help="Rows taken from each side.")] = 4096,
+    format: Annotated[list[str] | None, typer.Option(
+        "--format", metavar="NAME",
+        help="Read states as this format: one of training data for --train, one of captures for --serve.")] = None,
+    skip_bad: SkipBadOption = False,
     json: JsonOption = None,
     html: HtmlOption = None,
     quiet: QuietOption = False,
@@ -76,6 +80,8 @@ def command(
         k=k,
         max_tokens=max_tokens,
         seed=seed,
+        formats=tuple(format or ()),
+        skip_bad=skip_bad,
     )
     found = diagnose(inputs, ui.note)
     if not ui.quiet:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from draftscope.cli.common import JsonOption, QuietOption, ThreadsOption, Ui, setup
+from draftscope.cli.common import FormatOption, JsonOption, QuietOption, SkipBadOption, ThreadsOption, Ui, setup
 from draftscope.errors import DraftscopeError, UsageError
 from draftscope.inspecting.report import Inspection
 from draftscope.text import visible
@@ -31,6 +31,8 @@ def command(
     ] = 2000,
     on: Annotated[str | None, typer.Option("--on", metavar="USER@HOST", help="Inspect where the data lie, through ssh.")] = None,
     python: Annotated[str, typer.Option("--python", metavar="PATH", help="Python with draftscope on that host.")] = "python3",
+    format: FormatOption = None,
+    skip_bad: SkipBadOption = False,
     json: JsonOption = None,
     quiet: QuietOption = False,
     threads: ThreadsOption = None,
@@ -38,7 +40,8 @@ def command(
     """Print what each PATH is and holds, found from its content. Exit code 1 if something is wrong with it."""
     ui = setup(quiet, threads, json=json, refusal=_refusal)
     if on is not None:
-        return _remote(ui, on, python, paths, norms, trainer, target, samples, threads)
+        return _remote(ui, on, python, paths, norms, trainer, target, samples, threads,
+                       [*([] if format is None else ["--format", format]), *(["--skip-bad"] if skip_bad else [])])
     from draftscope.inspecting.as_trainer import check_name
     from draftscope.inspecting.inspect import inspect_path
     from draftscope.inspecting.tables import story
@@ -55,13 +58,15 @@ def command(
     for path in paths:
         try:
             with ui.progress(f"reading {path.name}", unit="files") as advance:
-                answer = inspect_path(path, known=known, norms=norms, trainer=trainer, samples=samples, on_item=advance)
+                answer = inspect_path(path, known=known, norms=norms, trainer=trainer, samples=samples, format=format,
+                                      skip_bad=skip_bad, on_item=advance)
         except UsageError:
             raise
         except DraftscopeError as error:
             if len(paths) == 1:
                 raise
-            result.verdict = "undecided"
+            if not skip_bad:
+                result.verdict = "undecided"
             result.next.append(str(error))
             ui.errors.print(f"draftscope: {visible(error)}", soft_wrap=True)
             continue
@@ -91,12 +96,12 @@ def _refusal(error: DraftscopeError) -> Inspection:
 
 
 def _remote(ui: Ui, host: str, python: str, paths: list[Path], norms: bool, trainer: str | None, target: Path | None,
-            samples: int, threads: int | None) -> int:
+            samples: int, threads: int | None, more: list[str]) -> int:
     import json as jsonlib
 
     from draftscope.inspecting.remote import Remote
 
-    arguments = ["inspect", "--samples", str(samples)]
+    arguments = ["inspect", "--samples", str(samples), *more]
     arguments += ["--norms"] if norms else []
     arguments += ["--as", trainer] if trainer is not None else []
     arguments += ["--target", str(target)] if target is not None else []

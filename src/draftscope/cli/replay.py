@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from draftscope.cli.common import JsonOption, QuietOption, SeedOption, ThreadsOption, Ui, setup
+from draftscope.cli.common import FormatOption, JsonOption, QuietOption, SeedOption, SkipBadOption, ThreadsOption, Ui, setup
 from draftscope.errors import DraftscopeError
 from draftscope.text import count, interval, number, percent, visible
 
@@ -47,6 +47,8 @@ def command(
     text: Annotated[TextName, typer.Option(
         "--text", help="Whether the target wrote the answers greedily; auto finds out.")] = "auto",
     max_tokens: Annotated[int | None, typer.Option("--max-tokens", min=2, metavar="N", help="Stop after about N rows.")] = None,
+    format: FormatOption = None,
+    skip_bad: SkipBadOption = False,
     json: JsonOption = None,
     quiet: QuietOption = False,
     seed: SeedOption = 0,
@@ -62,7 +64,8 @@ def command(
     with ui.progress("replaying", unit="rows") as advance:
         found = counterfactuals(
             draft, states, target=target, sets=sets or [], consumer=consumer, k=k, readout=readout, text=text,
-            max_tokens=max_tokens, seed=seed, on_tokens=advance, report=lambda what: advance(0, what=what),
+            max_tokens=max_tokens, seed=seed, format=format, skip_bad=skip_bad,
+            on_tokens=advance, report=lambda what: advance(0, what=what),
         )
     show(ui, found)
     ui.write_json(found)

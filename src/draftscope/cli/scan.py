@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from draftscope.cli.common import JsonOption, QuietOption, ThreadsOption, check_writable, setup
+from draftscope.cli.common import FormatOption, JsonOption, QuietOption, SkipBadOption, ThreadsOption, check_writable, setup
 from draftscope.errors import UsageError
 
 
@@ -23,6 +23,8 @@ def command(
     shard: Annotated[
         str | None, typer.Option("--shard", metavar="I/N", help="Every N-th sequence from the I-th (0 .. N-1); merge them later.")
     ] = None,
+    format: FormatOption = None,
+    skip_bad: SkipBadOption = False,
     json: JsonOption = None,
     quiet: QuietOption = False,
     threads: ThreadsOption = None,
@@ -47,15 +49,12 @@ def command(
     elif len(sources) > 1:
         raise UsageError("one source at a time", remedy="Scan each, then `draftscope scan merge`")
     else:
-        source = open_source(Path(sources[0]))
+        source = open_source(Path(sources[0]), format, skip_bad=skip_bad)
         part = _shard(shard)
         total = len(source) if part is None else len(range(part[0], len(source), part[1]))
         with ui.progress(f"scanning {sources[0]}", total=total, unit="sequences") as advance:
-            result = scan(source, slots=slots, shard=part, on_item=lambda rows, size: advance(1))
-        for skipped in source.skipped[:5]:
-            ui.note(f"skipped {skipped.path}: {skipped.why}")
-        if len(source.skipped) > 5:
-            ui.note(f"and {len(source.skipped) - 5} more")
+            result = scan(source, slots=slots, shard=part, on_item=lambda rows, size: advance(1), skip_odd=skip_bad)
+        ui.note_source(source)
     result.save(out)
     side = side_of(result)
     for part_of_story in fingerprint_story(side):

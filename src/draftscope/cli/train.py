@@ -8,7 +8,16 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from draftscope.cli.common import JsonOption, QuietOption, SeedOption, ThreadsOption, keep, setup
+from draftscope.cli.common import (
+    FormatOption,
+    JsonOption,
+    QuietOption,
+    SeedOption,
+    SkipBadOption,
+    ThreadsOption,
+    keep,
+    setup,
+)
 from draftscope.errors import UsageError
 
 AlignmentName = Literal["served", "same", "next"]
@@ -40,6 +49,7 @@ def command(
         "--precision", help="Of matrix products; bfloat16 is faster where the processor has it.")] = "float32",
     max_length: Annotated[int, typer.Option("--max-length", min=4, metavar="N", help="Longer samples are cut there.")] = 2048,
     save_minutes: Annotated[float, typer.Option("--save-minutes", metavar="X", help="How often the state is saved.")] = 5.0,
+    format: FormatOption = None, skip_bad: SkipBadOption = False,
     json: JsonOption = None, quiet: QuietOption = False, seed: SeedOption = 0, threads: ThreadsOption = None,
 ) -> None:
     """Train a one-layer EAGLE-3 draft with training-time test.
@@ -59,19 +69,23 @@ def command(
 
     folder = target or ensure_target(report=ui.note)
     parts, raw = read_parts(folder), read_config(folder)
-    source = open_source(states)
+    source = open_source(states, format, kind="samples", skip_bad=skip_bad)
     if source.kind != "samples":
         raise UsageError("holds a capture, not training data", where=str(states),
                          remedy="Make training data with `draftscope extract`")
     with ui.progress("reading", None, "tokens") as advance:
-        examples = load_examples(source, parts, max_length=max_length, cache=out / "teacher.safetensors", on_tokens=advance)
+        examples = load_examples(source, parts, max_length=max_length, cache=out / "teacher.safetensors", on_tokens=advance,
+                                 skip_bad=skip_bad)
         if heldout is not None:
-            held = load_examples(open_source(heldout), parts, max_length=max_length, cache=out / "teacher-heldout.safetensors",
-                                 on_tokens=advance)
+            aside = open_source(heldout, format, kind="samples", skip_bad=skip_bad)
+            held = load_examples(aside, parts, max_length=max_length, cache=out / "teacher-heldout.safetensors",
+                                 on_tokens=advance, skip_bad=skip_bad)
         else:
             examples, held = split_heldout(examples, 20)
-    if source.skipped:
-        ui.note(f"{len(source.skipped)} files passed over, the first: {source.skipped[0].path}: {source.skipped[0].why}")
+    ui.note_source(source, skipped=1)
+    normed = sum(example.normed for example in examples)
+    if normed:
+        ui.note(f"the last state of {normed} of {len(examples)} samples is after the final norm, which is not applied again")
     size = min(draft_vocab, int(raw["vocab_size"]))
     changes: dict[str, Any] = {} if boundaries is None else {"boundaries": parse_boundaries(boundaries)}
     if examples:

@@ -11,7 +11,7 @@ import torch
 
 from draftscope.eagle3.checkpoint import Checkpoint, load_checkpoint
 from draftscope.errors import DraftscopeError, UsageError
-from draftscope.states.opening import open_source
+from draftscope.states.opening import Kind, format_kind, open_source
 from draftscope.states.types import Sample, Sequence, Source, Trace, from_sample, from_trace
 from draftscope.target.model import Target, load_target
 from draftscope.target.parts import TargetParts, read_parts
@@ -29,6 +29,8 @@ class Inputs:
         metrics: counters of the engine (Prometheus text, or `generate`'s JSON).
         consumer: whose reading of the checkpoint is in effect, as `vllm@0.32`; None = what the capture says.
         max_tokens: feature rows taken from each source.
+        formats: how states are read: those of training data count for `train`, those of captures for `serve`.
+        skip_bad: as in `open_source`.
     """
 
     train: Path | None = None
@@ -41,6 +43,8 @@ class Inputs:
     k: int | None = None
     max_tokens: int = 4096
     seed: int = 0
+    formats: tuple[str, ...] = ()
+    skip_bad: bool = False
 
 
 @dataclass(slots=True)
@@ -155,8 +159,9 @@ def _check_target(case: Case) -> None:
             )
 
 
-def _select(path: Path, kind: str, inputs: Inputs, slots: int | None, width: int | None = None) -> Selected:
-    source = open_source(path)
+def _select(path: Path, kind: Kind, inputs: Inputs, slots: int | None, width: int | None = None) -> Selected:
+    named = [format for format in inputs.formats if format_kind(format) == kind]
+    source = open_source(path, named[0] if named else None, kind=kind, skip_bad=inputs.skip_bad)
     if source.kind != kind:
         expected = "training data" if kind == "samples" else "a capture"
         raise DraftscopeError(

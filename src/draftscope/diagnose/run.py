@@ -135,6 +135,8 @@ class Examination:
                 f"{len(selected.sequences)} taken with {selected.rows} rows; non-finite values in {len(selected.nonfinite)} "
                 f"slots of {selected.checked} sequences"
             )
+            reading = [f"read as {selected.source.format}: {selected.source.chosen}", *getattr(selected.source, "notes", [])]
+            self.steps += [f"{'training states' if name == 'train' else 'capture'}: {note}" for note in reading]
             self.matched[name] = _matched(selected)
             m.shapes[name] = int(selected.sequences[0].features.shape[1])
             m.other_shapes[name] = dict(selected.other_shape)

@@ -16,6 +16,7 @@ from torch import Tensor
 from draftscope.eagle3.loss import Alignment, Batch, supervised_rows
 from draftscope.errors import DraftscopeError
 from draftscope.states.types import Sample
+from draftscope.target.norms import taken_after_norm
 from draftscope.target.parts import TargetParts
 
 
@@ -27,6 +28,7 @@ class Example:
         token_ids: [T] int64.
         states: [T, S + 1, Ht] as stored (mapped from the file): slots, then the last state before the final norm.
         answer: [T] bool.
+        normed: the last state was stored after the final norm, which is then not applied again.
         best: [T] int64, argmax over the whole vocabulary of the target's distribution at each index; -1 where no row needs it.
     """
 
@@ -35,13 +37,14 @@ class Example:
     states: Tensor
     answer: Tensor
     best: Tensor
+    normed: bool = False
 
     def __len__(self) -> int:
         return len(self.token_ids)
 
 
 def load_examples(samples: Iterable[Sample], parts: TargetParts, *, max_length: int = 2048, cache: Path | None = None,
-                  on_tokens: Callable[[int], None] | None = None) -> list[Example]:
+                  on_tokens: Callable[[int], None] | None = None, skip_bad: bool = False) -> list[Example]:
     """Samples with the target's choices computed once; tensors stay mapped where the source maps them.
 
     An unknown loss mask counts as all answer. Longer samples are cut to `max_length`. Samples in which nothing could be
@@ -49,6 +52,7 @@ def load_examples(samples: Iterable[Sample], parts: TargetParts, *, max_length: 
 
     Args:
         cache: a file that keeps the choices between runs (made if absent).
+        skip_bad: leave out samples that do not fit the target instead of raising.
 
     Raises:
         DraftscopeError: states of another width than the target's, or token ids outside its vocabulary.
@@ -60,19 +64,23 @@ def load_examples(samples: Iterable[Sample], parts: TargetParts, *, max_length: 
         length = min(len(sample.token_ids), max_length)
         tokens, states = sample.token_ids[:length], sample.states[:length]
         answer = torch.ones(length, dtype=torch.bool) if sample.loss_mask is None else sample.loss_mask[:length].bool()
+        outside = bool(length) and (int(tokens.min()) < 0 or int(tokens.max()) >= len(parts.embedding))
+        if skip_bad and (states.shape[2] != parts.width or outside):
+            continue
         if states.shape[2] != parts.width:
             raise DraftscopeError(f"states are {states.shape[2]} wide, the target {parts.width}", where=sample.name,
                                   remedy="States and target do not belong together")
-        if length and (int(tokens.min()) < 0 or int(tokens.max()) >= len(parts.embedding)):
+        if outside:
             raise DraftscopeError(f"a token id lies outside the target's vocabulary of {len(parts.embedding)}", where=sample.name)
         if int(answer[1:].sum()) < 2:
             continue
+        normed = bool(taken_after_norm(parts, states[:, -1]))
         key = f"{sample.name}:{_fingerprint(tokens, states)}"
         if key not in known:
-            known[key] = choices(parts, states[:, -1], answer).to(torch.int32)
+            known[key] = choices(parts, states[:, -1], answer, normed=normed).to(torch.int32)
             if on_tokens is not None:
                 on_tokens(length)
-        examples.append(Example(sample.name, tokens, states, answer, known[key].long()))
+        examples.append(Example(sample.name, tokens, states, answer, known[key].long(), normed))
     if cache is not None and len(known) != len(held):
         cache.parent.mkdir(parents=True, exist_ok=True)
         temporary = cache.with_name(f".{cache.name}.part")
@@ -81,14 +89,18 @@ def load_examples(samples: Iterable[Sample], parts: TargetParts, *, max_length: 
     return examples
 
 
-def choices(parts: TargetParts, last: Tensor, answer: Tensor) -> Tensor:
-    """The target's argmax over its whole vocabulary [T] int64 at each index that an answer row may be taught; -1 elsewhere."""
+def choices(parts: TargetParts, last: Tensor, answer: Tensor, *, normed: bool = False) -> Tensor:
+    """The target's argmax over its whole vocabulary [T] int64 at each index that an answer row may be taught; -1 elsewhere.
+
+    Args:
+        normed: `last` is after the final norm.
+    """
     best = torch.full((len(answer),), -1, dtype=torch.int64)
     needed = answer.clone()
     needed[:-1] |= answer[1:]
     index = needed.nonzero().squeeze(-1)
     for rows in index.split(512):
-        best[rows] = parts.logits(parts.final_norm(last[rows])).argmax(-1)
+        best[rows] = parts.logits(last[rows] if normed else parts.final_norm(last[rows])).argmax(-1)
     return best
 
 
@@ -174,10 +186,11 @@ class Collate:
             index = needed.nonzero().squeeze(-1)
             teacher_row[b, index] = torch.arange(filled, filled + len(index))
             filled += len(index)
-            wanted.append(example.states[index, -1])
+            last = example.states[index, -1]
+            wanted.append(last.float() if example.normed else self.parts.final_norm(last))
         if self.column_scale is not None:
             features /= self.column_scale.to(dtype)
-        logits = self.parts.logits(self.parts.final_norm(torch.cat(wanted)))
+        logits = self.parts.logits(torch.cat(wanted))
         return Batch(token_ids, features, supervised, logits.softmax(-1).to(dtype), teacher_row, tuple(e.name for e in examples))
 
 

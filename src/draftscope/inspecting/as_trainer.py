@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 from draftscope.errors import UsageError
 from draftscope.inspecting.meaning import READABLE, is_normed
 from draftscope.inspecting.measure import Pass
 from draftscope.inspecting.report import AsTrainer, Entry, Feed
 from draftscope.inspecting.suspicions import alone, layer_number, says_embedding
-from draftscope.states import plain, speculators_v1
+from draftscope.inspecting.trainers import ELSEWHERE, TRAINERS, Fact, Trainer
+from draftscope.states import plain, speculators
+from draftscope.states.scales import SCALES
 
-SPECULATORS = ("0.3", "0.4", "0.5", "0.6", "0.7", "0.8", "0.9")
-TORCH_FILES = ("0.3", "0.4", "0.5", "0.6", "0.7")
-"""`standardize_data_v1` in `speculators/train/data.py` of the published wheels; gone in 0.8.0."""
-SAFETENSORS = ("0.5", "0.6", "0.7", "0.8", "0.9")
-"""`hs_{i}.safetensors`, read beside an Arrow data set; same file, from 0.5.0."""
-UNNORMED_TEACHER = ("0.3",)
-"""`verifier_lm_head(verifier_last_hidden_states)` in `models/eagle3/core.py`; 0.4.0 puts `verifier_norm` before it."""
-KNOWN = ("speculators", *(f"speculators@{version}" for version in SPECULATORS))
+KNOWN = tuple(name for trainer in TRAINERS.values()
+              for name in (trainer.name, *(f"{trainer.name}@{version}" for version in trainer.versions)))
 
 
 def check_name(name: str) -> str:
@@ -25,44 +25,111 @@ def check_name(name: str) -> str:
     Raises:
         UsageError: it is not; lists those that are.
     """
-    trainer, _, version = name.partition("@")
-    if trainer != "speculators" or (version and _minor(version) not in SPECULATORS):
-        raise UsageError(f"no trainer `{name}`", remedy=f"Known: {', '.join(KNOWN)}")
+    _known(name)
     return name
+
+
+def _known(name: str) -> tuple[Trainer, str]:
+    called, _, version = name.partition("@")
+    trainer, minor = TRAINERS.get(called), ".".join(version.removeprefix("v").split(".")[:2])
+    if trainer is None or (version and minor not in trainer.versions):
+        raise UsageError(f"no trainer `{name}`", remedy=f"Known: {', '.join(KNOWN)}")
+    return trainer, minor
 
 
 def read_as(name: str, found: Pass) -> AsTrainer:
     """What the trainer makes of training data that was measured.
 
-    All entries but the last are concatenated in order for `fc`; the last becomes `verifier_last_hidden_states`, to which the
-    trainer applies the final norm, then the head.
-
     Raises:
         UsageError: an unknown trainer, or the path holds no training data.
     """
-    version = _minor(check_name(name).partition("@")[2])
+    trainer, version = _known(name)
     report = found.report
     if report.what != "training data":
         raise UsageError(f"{report.path} is a {report.what}, which no trainer reads", remedy="--as takes training data")
+    norm, norm_source = trainer.norm_of(version)
+    view = _View(found)
+    said = "the final norm is " + {"applied": "applied to it", "not applied": "not applied to it",
+                                   "by marker": _by_marker(found), "by setting": "applied to it where the run is set so"}[norm]
+    result = AsTrainer(trainer=name, path=report.path, reads=f"{trainer.slots.says}; {trainer.teacher.says}; {said}",
+                       refuses=_refuses(trainer, version, report.format))
+    if len({side for side in found.claimed if side is not None}) > 1 and norm == "by marker":
+        result.refuses.append("files marked as before and as after the final norm in one folder: a batch of both is an error")
     entries = report.entries
-    torch_files = report.format == speculators_v1.NAME
-    result = AsTrainer(trainer=name, path=report.path, reads=(
-        "hidden_states[:-1] concatenated in order for fc; hidden_states[-1] as verifier_last_hidden_states"))
-    if version and torch_files and version not in TORCH_FILES:
-        result.refuses.append("this version no longer reads torch files (data_*.pt)")
-    if version and report.format == plain.NAME and version not in SAFETENSORS:
-        result.refuses.append("this version reads torch files (data_*.pt), not hs_*.safetensors")
+    applied = {"applied": True, "not applied": False, "by marker": _marked(found), "by setting": None}[norm]
     for number, entry in enumerate(entries):
         teacher = number == len(entries) - 1
         feed = Feed(entry=number, label=entry.label, inferred=entry.inferred,
-                    goes_to="teacher (verifier_last_hidden_states)" if teacher else f"slot {number}")
-        feed.warns = _teacher(entry, entries, version) if teacher else _slot(entry)
+                    goes_to=f"teacher ({trainer.teacher_name})" if teacher else f"slot {number}")
+        feed.warns = _teacher(entry, entries, applied) if teacher else _slot(entry)
         result.feeds.append(feed)
-    result.silently = _silently(found, torch_files)
+    result.alignment = [fact.says for fact in trainer.alignment if fact.holds(version)]
+    facts = [fact for fact in trainer.silently if fact.holds(version) and CONDITIONS[fact.when](view)]
+    result.silently = [view.fill(fact) for fact in facts]
+    sources = [trainer.slots.source, trainer.teacher.source, norm_source, *(fact.source for fact in (*trainer.alignment, *facts))]
+    result.sources = list(dict.fromkeys(sources))
     return result
 
 
-def _teacher(entry: Entry, entries: list[Entry], version: str) -> list[str]:
+def _refuses(trainer: Trainer, version: str, format: str) -> list[str]:
+    readers = trainer.reads.get(format)
+    if readers is None:
+        takes = ", ".join(trainer.reads)
+        return [f"{trainer.name} does not read {format} files, it reads {takes}" + (
+            f" ({ELSEWHERE[format]})" if format in ELSEWHERE else "") + ": what follows is how it would take these entries"]
+    if version and readers and version not in readers:
+        return [f"this version does not read {format} files; read by {', '.join(readers)}"]
+    return []
+
+
+def _marked(found: Pass) -> bool:
+    """Whether the files carry the marker that makes the trainer apply the norm."""
+    return found.claimed.get("pre", 0) > found.claimed.get("post", 0) + found.claimed.get(None, 0)
+
+
+def _by_marker(found: Pass) -> str:
+    pre, post, none = (found.claimed.get(side, 0) for side in ("pre", "post", None))
+    applied = "applied to it" if _marked(found) else "not applied to it"
+    return f"{applied}: {pre} samples are marked as before it, {post} as after it, {none} not marked, which counts as after it"
+
+
+class _View:
+    """The figures that conditions ask and sentences are filled with."""
+
+    def __init__(self, found: Pass) -> None:
+        report = found.report
+        self.found, self.report, self.entries = found, report, report.entries
+        self.safetensors = report.format in (plain.NAME, speculators.NAME)
+        turned = found.report.facts.get("order_as_text") or ("", "")
+        self.figures: dict[str, Any] = {
+            "slots": len(report.entries) - 1, "bad": max((entry.nonfinite.items for entry in report.entries), default=0),
+            "empty": report.empty_masks, "first": Path(turned[0]).name, "second": Path(turned[1]).name,
+        }
+
+    def fill(self, fact: Fact) -> str:
+        return fact.says.format_map(self.figures)
+
+    def dtypes(self) -> set[str]:
+        return {dtype for entry in self.entries for dtype in entry.dtypes}
+
+
+CONDITIONS: dict[str, Callable[[_View], bool]] = {
+    "always": lambda view: True,
+    "slots": lambda view: view.figures["slots"] != 3,
+    "bad": lambda view: view.figures["bad"] > 0,
+    "wide dtype": lambda view: bool(view.dtypes() & {"float32", "float64"}),
+    "eight bits": lambda view: any(SCALES in note for note in view.report.notes),
+    "safetensors": lambda view: view.safetensors,
+    "torch unmasked": lambda view: not view.safetensors and view.report.masked < view.report.items,
+    "unmasked": lambda view: view.report.masked < view.report.items,
+    "empty masks": lambda view: bool(view.report.masked and view.report.empty_masks),
+    "text order": lambda view: bool(view.figures["first"]),
+    "dump": lambda view: "batch" in view.report.chosen,
+}
+"""What `Fact.when` can name."""
+
+
+def _teacher(entry: Entry, entries: list[Entry], applied: bool | None) -> list[str]:
     warns = []
     placed, text = entry.placed, max(entry.text_pre or 0.0, entry.text_post or 0.0)
     if placed is not None and placed.boundary is not None and placed.boundary != len(placed.errors) - 1:
@@ -77,11 +144,15 @@ def _teacher(entry: Entry, entries: list[Entry], version: str) -> list[str]:
     others = [n for e in entries[:-1] if (n := layer_number(e.label)) is not None]
     if number is not None and others and number <= max(others):
         warns.append(f"is labelled “{entry.label}”, not the deepest label: were the labels right, no last state would be there")
-    if (placed is not None and placed.norm == "post") or (placed is None and is_normed(entry)):
-        if version not in UNNORMED_TEACHER:
-            warns.append("was stored after the final norm: the trainer applies that norm once more")
-    elif version in UNNORMED_TEACHER and (placed is not None or entry.text_pre is not None):
+    post = placed.norm == "post" if placed is not None else is_normed(entry)
+    tested = placed is not None or entry.text_pre is not None
+    if post and applied:
+        warns.append("was stored after the final norm: the trainer applies that norm once more")
+    elif post is False and applied is False and tested:
         warns.append("is before the final norm, and this version feeds it to the head as it is")
+    elif applied is None and tested:
+        side, value = ("after", "false") if post else ("before", "true")
+        warns.append(f"is {side} the final norm: last_hidden_states_prenorm must be {value}, else the teacher is wrong")
     return warns
 
 
@@ -92,28 +163,3 @@ def _slot(entry: Entry) -> list[str]:
     if alone(entry) and not says_embedding(entry.label):
         warns.append("holds the embedding")
     return warns
-
-
-def _silently(found: Pass, torch_files: bool) -> list[str]:
-    report = found.report
-    said = []
-    slots = len(report.entries) - 1
-    if slots != 3:
-        said.append(f"{slots} slots: fc gets {slots} times the width where a draft of three slots expects 3")
-    bad = max((entry.nonfinite.items for entry in report.entries), default=0)
-    if bad:
-        said.append(f"{bad} samples with NaN or Inf: dropped or trained on, without an error")
-    if any(dtype in ("float32", "float64") for entry in report.entries for dtype in entry.dtypes):
-        said.append("states are cast to bfloat16 on the way into the model")
-    if not torch_files:
-        said.append("the loss mask is taken from the data set beside the files, not from the files")
-    elif report.masked < report.items:
-        said.append("samples without loss_mask: this reader needs one")
-    if report.masked and report.empty_masks:
-        said.append(f"{report.empty_masks} samples train on nothing")
-    said.append("labels are not read: the order in the file alone decides")
-    return said
-
-
-def _minor(version: str) -> str:
-    return ".".join(version.removeprefix("v").split(".")[:2])

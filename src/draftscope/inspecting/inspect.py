@@ -16,7 +16,7 @@ from draftscope.inspecting.measure import Pass, measure, slots_of
 from draftscope.inspecting.norms import norms_block
 from draftscope.inspecting.report import AsTrainer, Inspected
 from draftscope.inspecting.suspicions import find
-from draftscope.states.opening import FORMATS, open_source
+from draftscope.states.opening import open_source, recognised
 from draftscope.states.types import Sample
 
 if TYPE_CHECKING:
@@ -34,7 +34,8 @@ class Answer:
 
 
 def inspect_path(path: Path, *, known: Knowledge | None = None, norms: bool = False, trainer: str | None = None,
-                 samples: int = 0, on_item: Callable[[], None] | None = None) -> Answer:
+                 samples: int = 0, format: str | None = None, skip_bad: bool = False,
+                 on_item: Callable[[], None] | None = None) -> Answer:
     """Inspect one file or folder.
 
     Args:
@@ -42,6 +43,8 @@ def inspect_path(path: Path, *, known: Knowledge | None = None, norms: bool = Fa
         norms: also the block of per-token norms, of the first item.
         trainer: also what this trainer makes of training data.
         samples: read the states of at most this many items; 0 = all.
+        format: read it as this format whatever its content looks like.
+        skip_bad: count what is unreadable in a file named directly instead of raising.
 
     Raises:
         DraftscopeError: there is nothing here that can be read.
@@ -49,12 +52,11 @@ def inspect_path(path: Path, *, known: Knowledge | None = None, norms: bool = Fa
     """
     if not path.exists():
         raise DraftscopeError("does not exist", where=str(path), remedy="Check the path")
-    holds_states = any(module.sniff(path) is not None for module in FORMATS.values())
-    if not holds_states:
+    if format is None and recognised(path) is None:
         other = _no_states(path)
         if other is not None:
             return Answer(*other)
-    source = open_source(path)
+    source = open_source(path, format, skip_bad=skip_bad)
     found = measure(source, samples=samples, width=None if known is None else known.parts.width, on_item=on_item)
     if known is not None:
         from draftscope.inspecting.placing import place_entries

@@ -14,7 +14,7 @@ from draftscope.errors import DraftscopeError
 from draftscope.inspecting.depth import TokenTest, rank_by_depth
 from draftscope.inspecting.report import Entry, Group, Inspected, Skip
 from draftscope.inspecting.rows import row_figures, same_entries, short_dtype
-from draftscope.states.folder import FileSource
+from draftscope.states.folder import FileSource, turned_round
 from draftscope.states.types import Sample, Source, Trace
 
 TOKEN_TEST_ITEMS = 64
@@ -56,6 +56,7 @@ class Pass:
         ranks_agree: norm and token share give the same order of depth.
         negative_ids, contradictions: items with negative token ids; verify steps whose accepted rows and counts disagree.
         largest_id: largest token id seen.
+        claimed: samples by the side of the final norm on which format or file says the last state is (None = it does not say).
         kept: the first items, for what needs them again.
     """
 
@@ -71,6 +72,7 @@ class Pass:
     contradictions: int = 0
     rows_by_phase: Counter[str] = field(default_factory=Counter)
     kept: list[Sample | Trace] = field(default_factory=list)
+    claimed: Counter[str | None] = field(default_factory=Counter)
 
 
 def measure(source: Source, *, samples: int = 0, width: int | None = None, keep: int = 16,
@@ -102,6 +104,7 @@ def measure(source: Source, *, samples: int = 0, width: int | None = None, keep:
         found.largest_id = max(found.largest_id, int(token_ids.max()))
         if isinstance(item, Sample):
             _mask(item, report)
+            found.claimed[item.claimed_norm] += 1
         else:
             _steps(item, found)
         if len(found.kept) < keep:
@@ -126,11 +129,9 @@ def _chosen(source: Source, samples: int) -> Iterator[Any]:
         return
     for position in torch.linspace(0, len(source) - 1, samples).long().tolist():
         try:
-            item = source[position]
+            yield from source.items(position)
         except DraftscopeError as error:
             source.skip(position, error)
-            continue
-        yield item
 
 
 def slots_of(trace: Trace, width: int | None) -> tuple[int, str]:
@@ -274,6 +275,10 @@ def _remarks(source: Source, report: Inspected, samples: int) -> None:
             group.examples.append(Skip(path=skip.path, why=skip.why, row=skip.row, cause=skip.cause))
     report.skipped = list(groups.values())
     report.notes = list(getattr(source, "notes", []))
+    if isinstance(source, FileSource) and len(source) > 1:
+        report.facts["order"] = source.order
+        if (turned := turned_round(source.files)) is not None:
+            report.facts["order_as_text"] = [turned[1].name, turned[0].name]
     if samples and report.files > samples:
         report.notes.append(f"states of {report.read} of {report.files} files were read, evenly spread (--samples 0 reads all)")
     for key, value in list(source.meta.items())[:CLAIMS_SHOWN]:

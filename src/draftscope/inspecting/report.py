@@ -124,13 +124,20 @@ class Feed(Model):
 
 
 class AsTrainer(Model):
-    """A training file as a named trainer reads it."""
+    """A training file as a named trainer reads it.
+
+    Attributes:
+        alignment: which mask supervises a row, what is shifted against what.
+        sources: where in the trainer's code the facts used here were read.
+    """
 
     trainer: str
     path: str
     reads: str
     feeds: list[Feed] = Field(default_factory=list)
+    alignment: list[str] = Field(default_factory=list)
     silently: list[str] = Field(default_factory=list)
+    sources: list[str] = Field(default_factory=list)
     refuses: list[str] = Field(default_factory=list)
 
 

@@ -96,6 +96,8 @@ def _trainer(read: AsTrainer) -> Iterator[RenderableType]:
             yield Text(f"    entry {feed.entry} {visible(warning)}", style="yellow")
     for refusal in read.refuses:
         yield Text(f"    refused: {refusal}", style="red")
+    for line in read.alignment:
+        yield Text(f"    rows: {line}", style="dim")
     for line in read.silently:
         yield Text(f"    silently: {line}", style="dim")
 

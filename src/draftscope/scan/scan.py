@@ -12,7 +12,7 @@ from torch import Tensor
 from draftscope.errors import DraftscopeError, UsageError
 from draftscope.scan.accumulators import row_norms
 from draftscope.scan.fingerprint import CLASSES, Fingerprint, Origin, RowClass, Statistics
-from draftscope.states.types import Sample, Source, Trace
+from draftscope.states.types import Sample, Skipped, Source, Trace
 
 SINK = 10.0  # times the sequence's median norm in the slot
 
@@ -23,7 +23,7 @@ def half_of(name: str) -> int:
 
 
 def scan(
-    source: Source, *, slots: int | None = None, shard: tuple[int, int] | None = None,
+    source: Source, *, slots: int | None = None, shard: tuple[int, int] | None = None, skip_odd: bool = False,
     on_item: Callable[[int, int], None] | None = None,
 ) -> Fingerprint:
     """Statistics of all accepted rows of a source.
@@ -32,6 +32,7 @@ def scan(
         source: samples or traces.
         slots: slots of a capture's rows; None = told by the width of the last state, else three.
         shard: (i, n): only every n-th sequence, from the i-th on; all n merge into the fingerprint of the whole.
+        skip_odd: pass over sequences of another layout than the first, and count them, instead of raising.
         on_item: called after each sequence with its rows and bytes.
 
     Raises:
@@ -50,9 +51,13 @@ def scan(
         if result is None:
             result = Fingerprint(names, last, int(states.shape[2]))
         elif (len(result.entries), result.last, result.width) != (len(names), last, states.shape[2]):
+            if skip_odd:
+                why = f"rows of {len(names)} x {states.shape[2]}, not {len(result.entries)} x {result.width}"
+                source.skipped.append(Skipped(item.name, why, cause="layout"))
+                continue
             raise DraftscopeError(
                 f"has {len(names)} entries of width {states.shape[2]}, those before it {len(result.entries)} of {result.width}",
-                where=f"{source.path}: {item.name}", remedy="Scan files of different layouts apart",
+                where=f"{source.path}: {item.name}", remedy="Scan files of different layouts apart, or --skip-bad",
             )
         sequences += 1
         rows += len(states)

@@ -9,12 +9,15 @@ import torch
 from torch import Tensor
 
 from draftscope.errors import DraftscopeError
-from draftscope.states.folder import FileSource, list_files
-from draftscope.states.tensorfile import TensorFile, parse_json, read_json, save_tensors
+from draftscope.states.folder import FileSource, first_fit, list_files
+from draftscope.states.tensorfile import TensorFile, parse_json, save_tensors
+from draftscope.states.torchsource import described as described_beside
 from draftscope.states.types import Trace
 
 NAME = "capture"
 SUFFIX = ".safetensors"
+KIND = "traces"
+DEEP = False
 
 NUMBERS = frozenset({"layer_ids", "num_spec_tokens", "topk", "temperature"})
 """Metadata that is JSON rather than text."""
@@ -35,7 +38,7 @@ def fits(file: Path) -> str | None:
 
 def sniff(path: Path) -> str | None:
     """Why the path holds a plain capture; None if no file there fits."""
-    return next((why for file in list_files(path, SUFFIX)[0] if (why := fits(file)) is not None), None)
+    return first_fit(path, SUFFIX, fits)
 
 
 def open(path: Path, chosen: str | None = None) -> FileSource[Trace]:
@@ -44,25 +47,11 @@ def open(path: Path, chosen: str | None = None) -> FileSource[Trace]:
     What `capture.json` says is filled into every trace's `meta` where the file itself says nothing.
 
     Raises:
-        DraftscopeError: nothing there, or a file named directly is unreadable.
+        DraftscopeError: nothing there.
     """
     files, others = list_files(path, SUFFIX)
-    beside = (path.parent if path.is_file() else path) / "capture.json"
     notes: list[str] = []
-    described: dict[str, Any] = {}
-    if beside.is_file():
-        try:
-            found = read_json(beside)
-        except DraftscopeError as error:
-            notes.append(f"{error}; passed over")
-        else:
-            if isinstance(found, dict):
-                described = found
-            else:
-                notes.append(f"{beside}: is no JSON object; passed over")
-    if path.is_file():
-        read_trace(path, [])
-
+    described = described_beside(path, "capture.json", notes)
     def read(file: Path, said: list[str]) -> Trace:
         trace = read_trace(file, said)
         trace.meta = {**described, **trace.meta}
@@ -75,10 +64,8 @@ def open(path: Path, chosen: str | None = None) -> FileSource[Trace]:
             break
         except DraftscopeError:
             continue
-    source = FileSource(kind="traces", path=path, format=NAME, chosen=chosen or "format named by the user", files=files,
-                        others=others, meta=meta, read=read)
-    source.notes.extend(notes)
-    return source
+    return FileSource(kind="traces", path=path, format=NAME, chosen=chosen, files=files, others=others, meta=meta, read=read,
+                      notes=notes)
 
 
 def parse_metadata(metadata: dict[str, str], notes: list[str]) -> dict[str, Any]:

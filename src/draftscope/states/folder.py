@@ -1,9 +1,10 @@
-"""A source made of files, one sample or request each: listed at once, read one at a time, failures counted."""
+"""A source made of files: listed at once, read one at a time, failures counted."""
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
@@ -13,109 +14,208 @@ from draftscope.states.types import Sample, Skipped, Trace
 
 Item = TypeVar("Item", Sample, Trace)
 
-BESIDE = frozenset({"capture.json", "data_config.json", "extract.json"})
+BESIDE = frozenset({"capture.json", "data_config.json", "extract.json", "dataset_info.json", "state.json", "dataset.json",
+                    "manifest.jsonl"})
 """Descriptions that lie beside the data."""
+LOCK = ".lock"
+"""Of the writer that is, or was, at work on the file of the same name."""
+NOTES = 100
+DEEPEST = 16
 
 
-def natural(path: Path) -> tuple[Any, ...]:
-    """Sort key in which hs_2 comes before hs_10."""
-    return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", path.name) if part)
+def natural(name: str) -> tuple[Any, ...]:
+    """Sort key of a name in which hs_2 comes before hs_10."""
+    return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name) if part)
 
 
 def number_of(path: Path) -> int:
-    """The number that the file's name ends in, else -1."""
-    found = re.search(r"(\d+)$", path.stem)
+    """The number that the file's name ends in, its suffixes left out; else -1."""
+    found = re.search(r"(\d+)$", path.name.removesuffix(".gz").rpartition(".")[0])
     return int(found.group(1)) if found else -1
 
 
-def list_files(path: Path, suffix: str) -> tuple[list[Path], list[Skipped]]:
+def list_files(path: Path, suffix: str | tuple[str, ...], *, deep: bool = False) -> tuple[list[Path], list[Skipped]]:
     """Files of a suffix in natural order, and what else lies there. Hidden files and descriptions count as neither.
+
+    Args:
+        suffix: what a file's name ends in; several are alternatives.
+        deep: also files in folders below, in the order of the folders; links to folders are not followed.
 
     Raises:
         DraftscopeError: the path does not exist or cannot be listed.
     """
     if path.is_file():
         return [path], []
+    files: list[tuple[tuple[Any, ...], Path]] = []
+    others: list[tuple[tuple[Any, ...], Skipped]] = []
+    _list(path, suffix, deep, (), files, others)
+    return [file for _, file in sorted(files, key=_first)], [skip for _, skip in sorted(others, key=_first)]
+
+
+def _first(pair: tuple[tuple[Any, ...], Any]) -> tuple[Any, ...]:
+    return pair[0]
+
+
+def _list(folder: Path, suffix: str | tuple[str, ...], deep: bool, above: tuple[Any, ...],
+          files: list[tuple[tuple[Any, ...], Path]], others: list[tuple[tuple[Any, ...], Skipped]]) -> None:
+    text = f"not a {suffix if isinstance(suffix, str) else ' or '.join(suffix)} file"
     try:
-        entries = sorted(path.iterdir(), key=natural)
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                name = entry.name
+                if name.startswith(".") or name in BESIDE or name.endswith(LOCK):
+                    continue
+                key, path = (*above, natural(name)), folder / name
+                if _is_folder(entry):
+                    if deep and len(above) < DEEPEST and not entry.is_symlink():
+                        _list(path, suffix, deep, key, files, others)
+                    else:
+                        others.append((key, Skipped(str(path), "a folder")))
+                elif name.endswith(suffix):
+                    files.append((key, path))
+                else:
+                    others.append((key, Skipped(str(path), text)))
     except OSError as error:
-        raise DraftscopeError(error.strerror or "cannot be listed", where=str(path)) from None
-    files, others = [], []
-    for entry in entries:
-        if entry.name.startswith(".") or entry.name in BESIDE:
-            continue
-        if entry.is_dir():
-            others.append(Skipped(str(entry), "a folder"))
-        elif entry.suffix == suffix:
-            files.append(entry)
-        else:
-            others.append(Skipped(str(entry), f"not a {suffix} file"))
-    return files, others
+        raise DraftscopeError(error.strerror or "cannot be listed", where=str(folder)) from None
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
+
+
+def turned_round(files: Sequence[Path]) -> tuple[Path, Path] | None:
+    """Two files that sorting their names as text would turn round, the one that comes first by number first."""
+    by_text = sorted(files, key=str)
+    return next(((one, other) for one, other in zip(files, by_text, strict=True) if one != other), None)
+
+
+def stated_order(files: Sequence[Path]) -> str:
+    """In which order the files are taken, and where sorting their names as text would give another."""
+    turned = turned_round(files)
+    if turned is None:
+        return "by the numbers in their names, which sorting as text gives too"
+    return f"by the numbers in their names: {turned[0].name} before {turned[1].name}, which sorting as text turns round"
 
 
 class FileSource(Generic[Item]):
     """Samples or traces from files, in the order of their numbers.
 
     Attributes:
-        files: one item each; some may turn out to be unreadable.
+        files: one item each, or several; some may turn out to be unreadable.
         skipped: what was passed over so far, each once.
-        notes: metadata that could not be used, each once.
+        notes: what was done to the data on the way in, and metadata that could not be used, each once.
+        skip_bad: count a file that was named directly as passed over instead of raising.
+        order: in which order the files are taken.
 
     Raises:
         DraftscopeError: while iterating, when a file that was named directly cannot be read, or no file at all could.
     """
 
-    def __init__(self, *, kind: Literal["samples", "traces"], path: Path, format: str, chosen: str, files: list[Path],
-                 others: list[Skipped], meta: dict[str, Any], read: Callable[[Path, list[str]], Item]) -> None:
+    def __init__(self, *, kind: Literal["samples", "traces"], path: Path, format: str, chosen: str | None, files: list[Path],
+                 others: Iterable[Skipped], meta: dict[str, Any],
+                 read: Callable[[Path, list[str]], Item | list[Item | Skipped]], notes: Iterable[str] = (),
+                 numbered: bool = False) -> None:
         self.kind: Literal["samples", "traces"] = kind
-        self.path, self.format, self.chosen, self.meta = path, format, chosen, meta
+        self.path, self.format, self.meta = path, format, meta
+        self.chosen = chosen or "format named by the user"
         self.files = files
         self.skipped = list(others)
-        self._passed: set[str] = set()
-        self.notes: list[str] = []
-        self._read: Callable[[Path, list[str]], Item] = read
+        self.skip_bad = False
+        self.order = stated_order(files)
+        self._passed: set[tuple[str, int]] = set()
+        self.notes: list[str] = list(notes)
+        self._read: Callable[[Path, list[str]], Item | list[Item | Skipped]] = read
         if not files:
             raise DraftscopeError("holds no file of this format", where=str(path), remedy="Name the folder that holds the data")
+        if numbered:
+            self.notes += _twice(files)
 
     def __len__(self) -> int:
         return len(self.files)
 
     def __getitem__(self, position: int) -> Item:
-        """The item of one file, by its place in `files`; raises where the file is unreadable."""
+        """The (first) item of one file, by its place in `files`; raises where the file is unreadable."""
+        held = self.items(position)
+        if not held:
+            raise StatesError("holds no readable sequence", cause="layout", where=str(self.files[position]))
+        return held[0]
+
+    def items(self, position: int) -> list[Item]:
+        """The items of one file, by its place in `files`; bad rows of it are counted.
+
+        Raises:
+            DraftscopeError: the file is unreadable, or one row of it where it was named directly.
+        """
         file = self.files[position]
         notes: list[str] = []
-        item = self._read(file, notes)
+        held = self._read(file, notes)
         for note in notes:
-            if note not in self.notes and len(self.notes) < 100:
+            if note not in self.notes and len(self.notes) < NOTES:
                 self.notes.append(note)
-        return item
+        if not isinstance(held, list):
+            return [held]
+        good: list[Item] = []
+        for item in held:
+            if not isinstance(item, Skipped):
+                good.append(item)
+            elif file == self.path and not self.skip_bad:
+                raise StatesError(item.why, cause=item.cause, where=f"{file}, row {item.row}",
+                                  remedy="--skip-bad passes over it and counts it")
+            else:
+                self._pass(item)
+        return good
 
     def skip(self, position: int, error: DraftscopeError) -> None:
         """Count a file as passed over, once."""
-        file = str(self.files[position])
-        if file not in self._passed:
-            self._passed.add(file)
-            cause = error.cause if isinstance(error, StatesError) else "broken"
-            self.skipped.append(Skipped(file, why_of(error, self.files[position]), cause=cause))
+        file = self.files[position]
+        cause = error.cause if isinstance(error, StatesError) else "broken"
+        self._pass(Skipped(str(file), why_of(error, file), cause=cause))
+
+    def _pass(self, skip: Skipped) -> None:
+        if (skip.path, skip.row) not in self._passed:
+            self._passed.add((skip.path, skip.row))
+            self.skipped.append(skip)
 
     def __iter__(self) -> Iterator[Item]:
         found, first = False, ""
         for position, file in enumerate(self.files):
             try:
-                item = self[position]
+                held = self.items(position)
             except DraftscopeError as error:
-                if file == self.path:
+                if file == self.path and not self.skip_bad:
                     raise
                 first = first or str(error)
                 self.skip(position, error)
                 continue
-            found = True
-            yield item
+            found = found or bool(held)
+            yield from held
         if not found:
+            first = first or next((f"{s.path}, row {s.row}: {s.why}" for s in self.skipped if s.row >= 0), "it is empty")
             raise DraftscopeError(f"none of {len(self.files)} files can be read; the first: {first}", where=str(self.path))
+
+
+def _twice(files: Sequence[Path]) -> list[str]:
+    """Numbers that more than one file carries: they stand for the same input line."""
+    first: dict[int, Path] = {}
+    said, count = "", 0
+    for file in files:
+        number = number_of(file)
+        if number < 0 or first.setdefault(number, file) is file:
+            continue
+        count += 1
+        said = said or f"number {number} is carried by {first[number]} and {file}"
+    return [said + (f", and {count - 1} more numbers by two files or more" if count > 1 else "")] if said else []
 
 
 def why_of(error: DraftscopeError, file: Path) -> str:
     """The reason without the file's name, which stands beside it."""
     inner = error.where.removeprefix(str(file)).lstrip(", ")
     return f"{inner} {error.what}" if inner else error.what
+
+
+def first_fit(path: Path, suffix: str | tuple[str, ...], fits: Callable[[Path], str | None], *, deep: bool = False) -> str | None:
+    """What `fits` says of the first file that fits; None if none does."""
+    return next((why for file in list_files(path, suffix, deep=deep)[0] if (why := fits(file)) is not None), None)

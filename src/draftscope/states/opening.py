@@ -2,25 +2,64 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import cast
+from typing import Literal, cast
 
 from draftscope.errors import DraftscopeError, UsageError
-from draftscope.states import capture, plain, speculators_v1
-from draftscope.states.folder import list_files
+from draftscope.states import (
+    angelslim,
+    capture,
+    modelopt,
+    plain,
+    sglang_dump,
+    sglang_dumper,
+    sglang_response,
+    specforge,
+    speculators,
+    speculators_v0,
+    speculators_v1,
+    torchspec,
+    trtllm,
+    vllm_extract,
+)
+from draftscope.states.errors import StatesError
+from draftscope.states.folder import FileSource, list_files
 from draftscope.states.tensorfile import TensorFile
-from draftscope.states.types import Source
+from draftscope.states.torchfile import TORCH_FILES, load_tensors
+from draftscope.states.types import Skipped, Source
 
-FORMATS: dict[str, ModuleType] = {module.NAME: module for module in (plain, capture, speculators_v1)}
+Kind = Literal["samples", "traces"]
+
+FORMATS: dict[str, ModuleType] = {module.NAME: module for module in (
+    plain, capture, speculators_v1, speculators, specforge, angelslim, modelopt, torchspec, trtllm, speculators_v0, vllm_extract,
+    sglang_dump, sglang_dumper, sglang_response,
+)}
+SUFFIXES = (".safetensors", *TORCH_FILES, ".json", ".jsonl")
+PROBES = 24
+"""Files of a suffix that are looked at to find the format."""
+AUTO = "auto"
 
 
-def open_source(path: Path | str, format: str | None = None) -> Source:
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A format that fits, why, and how many of the files it fits by those looked at."""
+
+    name: str
+    why: str
+    files: float
+
+
+def open_source(path: Path | str, format: str | None = None, *, kind: Kind | None = None, skip_bad: bool = False) -> Source:
     """Samples or traces of a folder or of one file.
 
     Args:
         path: a folder, or one file of it (then anything unreadable is an error, not a skip).
-        format: a name of `FORMATS`; None = found from the content.
+        format: a name of `FORMATS`, for some with a choice behind it (`sglang-dump@2,15,27`); None = found from the content.
+        kind: what is wanted where the content may be read as either (states that vLLM extracted).
+        skip_bad: what is unreadable is counted as passed over even where it was named directly.
 
     Raises:
         DraftscopeError: nothing readable there, or files of two formats in equal number.
@@ -29,41 +68,123 @@ def open_source(path: Path | str, format: str | None = None) -> Source:
     path = Path(path)
     if not path.exists():
         raise DraftscopeError("does not exist", where=str(path), remedy="Check the path")
-    if format is not None:
-        if format not in FORMATS:
-            raise UsageError(f"no format `{format}`", remedy=f"Known: {', '.join(FORMATS)}")
-        return cast(Source, FORMATS[format].open(path))
-    whys = {name: why for name, module in FORMATS.items() if (why := module.sniff(path)) is not None}
-    if not whys:
+    source = _named(path, format, kind) if format not in (None, AUTO) else _found(path, kind)
+    if isinstance(source, FileSource):
+        source.skip_bad = skip_bad
+    return source
+
+
+def format_kind(format: str) -> Kind:
+    """What a format yields.
+
+    Raises:
+        UsageError: no such format.
+    """
+    name = format.partition("@")[0]
+    if name not in FORMATS:
+        raise UsageError(f"no format `{name}`", remedy=f"Known: {', '.join(FORMATS)}")
+    return cast(Kind, FORMATS[name].KIND)
+
+
+def _named(path: Path, format: str | None, kind: Kind | None) -> Source:
+    assert format is not None
+    format_kind(format)
+    name, _, choice = format.partition("@")
+    said = f"named: {format}"
+    try:
+        other = recognised(path, kind)
+    except DraftscopeError:
+        other = None
+    if other is not None:
+        said += f" ({other.why})" if other.name == name else f"; by its content it would be read as {other.name} ({other.why})"
+    return _open(path, name, choice, said)
+
+
+def _found(path: Path, kind: Kind | None) -> Source:
+    found = recognised(path, kind)
+    if found is None:
         raise _unreadable(path)
-    name = next(iter(whys)) if len(whys) == 1 else _most(path, list(whys))
-    return cast(Source, FORMATS[name].open(path, whys[name]))
+    return _open(path, found.name, "", found.why)
 
 
-def _most(path: Path, names: list[str]) -> str:
-    """The format that most files have; the others are then skipped as foreign."""
-    counts = {name: sum(FORMATS[name].fits(file) is not None for file in list_files(path, FORMATS[name].SUFFIX)[0])
-              for name in names}
-    best = max(counts, key=lambda name: counts[name])
-    if sum(count == counts[best] for count in counts.values()) > 1:
-        raise DraftscopeError(f"holds files of several formats: {', '.join(f'{n} ({c} files)' for n, c in counts.items())}",
-                              where=str(path), remedy="Say which with format=, or keep them in folders of their own")
+def _open(path: Path, name: str, choice: str, chosen: str) -> Source:
+    module = FORMATS[name]
+    if not choice:
+        return cast(Source, module.open(path, chosen))
+    if "choice" not in module.open.__annotations__:
+        raise UsageError(f"format {name} leaves nothing to choose", remedy=f"--format {name}")
+    return cast(Source, module.open(path, chosen, choice))
+
+
+def recognised(path: Path, kind: Kind | None = None) -> Found | None:
+    """The format of a file, or that of most files of a folder; None if none fits.
+
+    Only `PROBES` files of each suffix are opened, evenly spread, so that a folder of many is known at once.
+
+    Raises:
+        DraftscopeError: two formats fit as many files.
+    """
+    found = _candidates(path, kind, deep=False) or (_candidates(path, kind, deep=True) if path.is_dir() else [])
+    if kind is not None and any(kind == FORMATS[one.name].KIND for one in found):
+        found = [one for one in found if kind == FORMATS[one.name].KIND]
+    beaten = {name for one in found for name in getattr(FORMATS[one.name], "OVER", ())}
+    found = [one for one in found if one.name not in beaten]
+    if len(found) < 2:
+        return found[0] if found else None
+    best = max(found, key=lambda one: one.files)
+    if sum(one.files == best.files for one in found) > 1:
+        raise DraftscopeError(f"holds files of several formats: {', '.join(f'{f.name} ({f.files:.0f} files)' for f in found)}",
+                              where=str(path), remedy="Say which with --format, or keep them in folders of their own")
     return best
+
+
+def _candidates(path: Path, kind: Kind | None, *, deep: bool) -> list[Found]:
+    files = list_files(path, SUFFIXES, deep=deep)[0]
+    if not deep:
+        inner = speculators.files_of(path)
+        files = list_files(inner, SUFFIXES)[0] + files if inner != path else files
+    by_suffix: dict[str, list[Path]] = {}
+    for file in files:
+        by_suffix.setdefault(next((s for s in reversed(SUFFIXES) if file.name.endswith(s)), file.suffix), []).append(file)
+    found: list[Found] = []
+    for name, module in FORMATS.items():
+        if deep and not module.DEEP:
+            continue
+        count, why = 0.0, ""
+        asked = kind == module.KIND or not hasattr(module, "claims")
+        for suffix, held in by_suffix.items():
+            if suffix.endswith(module.SUFFIX) or path.is_file():
+                probes = _spread(held, 1 if suffix.endswith(".gz") else PROBES)
+                fitting = [said for file in probes if (said := module.fits(file)) is not None and (asked or module.claims(file))]
+                count += len(held) * len(fitting) / len(probes)
+                why = why or next(iter(fitting), "")
+        if count:
+            found.append(Found(name, why, count))
+    return found
+
+
+def _spread(files: Sequence[Path], count: int) -> Sequence[Path]:
+    if len(files) <= count:
+        return files
+    return [files[i * (len(files) - 1) // max(count - 1, 1)] for i in range(count)]
 
 
 def _unreadable(path: Path) -> DraftscopeError:
     """Why no format fits, from the first file that could have been one."""
     expected = ("Expected: `hidden_states` [tokens, entries, width] with `token_ids` (training data), `fc_input` [rows, width] "
-                "with `token_ids` (capture), or a .pt file with `input_ids` and a list `hidden_states`")
-    files = [file for module in FORMATS.values() for file in list_files(path, module.SUFFIX)[0]]
+                "with `token_ids` (capture), or a torch file with `input_ids`, the slots and the last state. --format takes "
+                f"{', '.join(FORMATS)}")
+    files = list_files(path, SUFFIXES)[0] or (list_files(path, SUFFIXES, deep=True)[0] if path.is_dir() else [])
     if not files:
         inside = [entry.name for entry in sorted(path.iterdir()) if entry.is_dir()] if path.is_dir() else []
         return DraftscopeError("holds no file with states", where=str(path),
                                remedy=f"Name one of its folders: {', '.join(inside[:6])}" if inside else expected)
     first = files[0]
-    if first.suffix == speculators_v1.SUFFIX:
+    if first.name.endswith(TORCH_FILES):
+        return _unreadable_torch(first, expected)
+    if first.suffix in (".json", ".jsonl"):
         try:
-            speculators_v1.read_sample(first, [])
+            sglang_response.read_traces(first, [])
         except DraftscopeError as error:
             return error
     try:
@@ -72,3 +193,32 @@ def _unreadable(path: Path) -> DraftscopeError:
     except DraftscopeError as error:
         return error
     return DraftscopeError(f"holds {held}: no known layout of states", where=str(first), remedy=expected)
+
+
+def _unreadable_torch(file: Path, expected: str) -> DraftscopeError:
+    """The complaint of the format whose names the file has most of."""
+    try:
+        held = load_tensors(file)
+    except DraftscopeError as error:
+        return error
+    if isinstance(held, list) and held and isinstance(held[0], dict):
+        bad = [item for item in trtllm.read_samples(file, []) if isinstance(item, Skipped)]
+        return DraftscopeError(bad[0].why if bad else "is not readable", where=f"{file}, row {bad[0].row if bad else 0}")
+    if isinstance(held, dict):
+        readers = [module.read_sample for module in (specforge, angelslim, modelopt, speculators_v0)
+                   if {module.LAYOUT.features, module.LAYOUT.last} <= set(held)]
+        if isinstance(held.get("batch"), dict) or "last_hidden_states" in held:
+            readers.append(torchspec.read_samples)
+        for read in [*readers, speculators_v1.read_sample]:
+            try:
+                read(file, [])
+            except DraftscopeError as error:
+                if not (isinstance(error, StatesError) and error.cause == "foreign" and "hidden_state" in str(held.keys())):
+                    return error
+        keys = ", ".join(sorted(str(key) for key in held)[:8]) or "nothing"
+        return DraftscopeError(f"holds {keys}: no known layout of states", where=str(file), remedy=expected)
+    try:
+        speculators_v1.read_sample(file, [])
+    except DraftscopeError as error:
+        return error
+    return DraftscopeError("no known layout of states", where=str(file), remedy=expected)

@@ -1,6 +1,7 @@
 """Plain training data: `hs_{i}.safetensors` with `hidden_states` [T, L, H], `token_ids` [T] and `loss_mask` [T].
 
-It is the file of speculators >= 0.5 (`src/speculators/train/data.py`) plus the mask.
+It is the file of speculators >= 0.5 (`src/speculators/train/data.py`) plus the mask. Metadata `last_norm` = `post` marks a last
+state that is after the final norm.
 """
 
 from __future__ import annotations
@@ -11,12 +12,19 @@ from typing import Any
 import torch
 
 from draftscope.errors import DraftscopeError
-from draftscope.states.folder import FileSource, list_files, number_of
-from draftscope.states.tensorfile import TensorFile, entry_labels, read_json, save_tensors
-from draftscope.states.types import Sample
+from draftscope.states.folder import FileSource, first_fit, list_files, number_of
+from draftscope.states.scales import rescaled
+from draftscope.states.tensorfile import TensorFile, entry_labels, save_tensors
+from draftscope.states.torchsource import described
+from draftscope.states.types import Norm, Sample
 
 NAME = "plain"
 SUFFIX = ".safetensors"
+KIND = "samples"
+DEEP = False
+UNKNOWN = "unknown"
+OTHER = "last_on_other_side"
+"""[T, H], the last state on the other side of the final norm, where a conversion kept both."""
 
 
 def fits(file: Path) -> str | None:
@@ -34,35 +42,26 @@ def fits(file: Path) -> str | None:
 
 def sniff(path: Path) -> str | None:
     """Why the path holds plain training data; None if no file there fits."""
-    return next((why for file in list_files(path, SUFFIX)[0] if (why := fits(file)) is not None), None)
+    return first_fit(path, SUFFIX, fits)
 
 
 def open(path: Path, chosen: str | None = None) -> FileSource[Sample]:
     """Samples of a folder or of one file, lazily, by number.
 
     Raises:
-        DraftscopeError: nothing there, or a file named directly is unreadable.
+        DraftscopeError: nothing there.
     """
     files, others = list_files(path, SUFFIX)
-    meta: dict[str, Any] = {}
-    if path.is_file():
-        read_sample(path, [])
-    else:
-        described = path / "data_config.json"
-        if described.is_file():
-            try:
-                found = read_json(described)
-                meta = found if isinstance(found, dict) else {}
-            except DraftscopeError:
-                meta = {}
+    notes: list[str] = []
+    meta = {} if path.is_file() else described(path, "data_config.json", notes)
     for file in files[:8]:
         try:
             meta = {**meta, **TensorFile(file).metadata}
             break
         except DraftscopeError:
             continue
-    return FileSource(kind="samples", path=path, format=NAME, chosen=chosen or "format named by the user", files=files,
-                      others=others, meta=meta, read=read_sample)
+    return FileSource(kind="samples", path=path, format=NAME, chosen=chosen, files=files, others=others, meta=meta,
+                      read=read_sample, notes=notes, numbered=True)
 
 
 def read_sample(file: Path, notes: list[str]) -> Sample:
@@ -82,12 +81,24 @@ def read_sample(file: Path, notes: list[str]) -> Sample:
         opened.fit("loss_mask", len(mask), len(states), "hidden_states")
         mask = mask != 0
     labels = entry_labels(opened.metadata, states.shape[1], notes)
+    states = rescaled(opened, states, notes)
+    said = opened.metadata.get("last_norm", "pre")
+    claimed: Norm | None = "post" if said == "post" else None if said == UNKNOWN else "pre"
     return Sample(name=file.name, token_ids=token_ids.to(torch.int64), states=states, loss_mask=mask, labels=labels,
-                  index=number_of(file))
+                  index=number_of(file), claimed_norm=claimed, other_last=_other(opened, states))
 
 
-def write_sample(path: Path, sample: Sample, metadata: dict[str, Any] | None = None) -> None:
+def _other(opened: TensorFile, states: torch.Tensor) -> torch.Tensor | None:
+    if not opened.has(OTHER) or opened.shape(OTHER) != (states.shape[0], states.shape[2]):
+        return None
+    return opened.floats(OTHER, 2, "[tokens, width]")
+
+
+def write_sample(path: Path, sample: Sample, metadata: dict[str, Any] | None = None, *, said_norm: bool = False) -> None:
     """Write `hs_{i}.safetensors`, whole or not at all. Labels other than `entry i` go to the metadata.
+
+    Args:
+        said_norm: also what the sample says of its last state (`last_norm`), where that is not `pre`.
 
     Raises:
         DraftscopeError: rows that do not fit each other, or a disk that refuses.
@@ -99,8 +110,10 @@ def write_sample(path: Path, sample: Sample, metadata: dict[str, Any] | None = N
     named = dict(metadata or {})
     if sample.labels and sample.labels != tuple(f"entry {i}" for i in range(sample.states.shape[1])):
         named.setdefault("labels", list(sample.labels))
+    if said_norm and sample.claimed_norm != "pre":
+        named.setdefault("last_norm", sample.claimed_norm or UNKNOWN)
     tensors = {
-        "hidden_states": sample.states, "token_ids": sample.token_ids.to(torch.int64),
+        OTHER: sample.other_last, "hidden_states": sample.states, "token_ids": sample.token_ids.to(torch.int64),
         "loss_mask": None if sample.loss_mask is None else sample.loss_mask.to(torch.uint8),
     }
     save_tensors(path, tensors, named)

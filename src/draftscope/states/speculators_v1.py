@@ -15,22 +15,27 @@ from torch import Tensor
 
 from draftscope.errors import DraftscopeError
 from draftscope.states.errors import StatesError
-from draftscope.states.folder import FileSource, list_files, number_of
-from draftscope.states.tensorfile import INTEGERS, entry_labels, read_json
-from draftscope.states.torchfile import load_tensors, owns_its_data
+from draftscope.states.features import integers_of
+from draftscope.states.folder import FileSource, first_fit, list_files, number_of
+from draftscope.states.tensorfile import entry_labels
+from draftscope.states.torchfile import TORCH_FILES, load_record, owns_its_data
+from draftscope.states.torchsource import described as described_beside
 from draftscope.states.types import Sample
 
 NAME = "speculators-v1"
-SUFFIX = ".pt"
+SUFFIX = TORCH_FILES
+KIND = "samples"
+DEEP = False
+EXPECTED = "`input_ids` and `hidden_states`"
 ENTRIES_LIMIT = 512  # entries may share memory, so the file's size bounds their number badly
 
 
 def fits(file: Path) -> str | None:
     """Why a file is of this format; None if it is not."""
     try:
-        held = _mapping(file)
+        held = load_record(file, EXPECTED)
         states = _entries(file, held)[0]
-        _integers(file, held, "input_ids", len(states[0]))
+        integers_of(held, "input_ids", str(file), len(states[0]), [])
     except DraftscopeError:
         return None
     return f"{file.name}: a torch file whose `hidden_states` is {len(states)} tensors {list(states[0].shape)} (tokens, width)"
@@ -38,34 +43,22 @@ def fits(file: Path) -> str | None:
 
 def sniff(path: Path) -> str | None:
     """Why the path holds such files; None if no file there fits."""
-    return next((why for file in list_files(path, SUFFIX)[0] if (why := fits(file)) is not None), None)
+    return first_fit(path, SUFFIX, fits)
 
 
 def open(path: Path, chosen: str | None = None) -> FileSource[Sample]:
     """Samples of a folder or of one file, lazily, by number.
 
     Raises:
-        DraftscopeError: nothing there, or a file named directly is unreadable.
+        DraftscopeError: nothing there.
     """
     files, others = list_files(path, SUFFIX)
-    beside = (path.parent if path.is_file() else path) / "data_config.json"
     notes: list[str] = []
-    meta: dict[str, Any] = {}
-    if beside.is_file():
-        try:
-            found = read_json(beside)
-        except DraftscopeError as error:
-            notes.append(f"{error}; passed over")
-        else:
-            meta = found if isinstance(found, dict) else {}
+    meta = described_beside(path, "data_config.json", notes)
     described = meta.get("hidden_states")
     claimed = {"layer_ids": described["layer_ids"]} if isinstance(described, dict) and "layer_ids" in described else {}
-    if path.is_file():
-        read_sample(path, [], claimed)
-    source = FileSource(kind="samples", path=path, format=NAME, chosen=chosen or "format named by the user", files=files,
-                        others=others, meta={**meta, **claimed}, read=lambda file, said: read_sample(file, said, claimed))
-    source.notes.extend(notes)
-    return source
+    return FileSource(kind="samples", path=path, format=NAME, chosen=chosen, files=files, others=others, meta={**meta, **claimed},
+                      read=lambda file, said: read_sample(file, said, claimed), notes=notes, numbered=True)
 
 
 def read_sample(file: Path, notes: list[str], claimed: dict[str, Any] | None = None) -> Sample:
@@ -77,7 +70,7 @@ def read_sample(file: Path, notes: list[str], claimed: dict[str, Any] | None = N
     Raises:
         DraftscopeError: names, ranks, dtypes or numbers of rows that do not fit, named with file and key.
     """
-    held = _mapping(file)
+    held = load_record(file, EXPECTED)
     states, names = _entries(file, held)
     if len({entry.dtype for entry in states}) > 1:
         notes.append("entries have unlike dtypes: widened to the widest")
@@ -86,18 +79,10 @@ def read_sample(file: Path, notes: list[str], claimed: dict[str, Any] | None = N
     metadata: dict[str, Any] = {**(claimed or {}), **{key: held[key] for key in ("labels", "layer_ids") if key in held}}
     if names is not None:
         metadata["labels"] = names
-    mask = _integers(file, held, "loss_mask", rows, booleans=True) if "loss_mask" in held else None
-    token_ids = _integers(file, held, "input_ids", rows).to(torch.int64)
+    mask = integers_of(held, "loss_mask", str(file), rows, notes, booleans=True) if "loss_mask" in held else None
+    token_ids = integers_of(held, "input_ids", str(file), rows, notes).to(torch.int64)
     return Sample(name=file.name, token_ids=token_ids, states=stacked, loss_mask=None if mask is None else mask != 0,
                   labels=entry_labels(metadata, len(states), notes), index=number_of(file))
-
-
-def _mapping(file: Path) -> dict[str, Any]:
-    held = load_tensors(file)
-    if not isinstance(held, dict):
-        raise StatesError(f"holds a {type(held).__name__} where a dict with `input_ids` and `hidden_states` is expected",
-                          cause="foreign", where=str(file))
-    return held
 
 
 def _entries(file: Path, held: dict[str, Any]) -> tuple[list[Tensor], list[str] | None]:
@@ -128,22 +113,3 @@ def _entries(file: Path, held: dict[str, Any]) -> tuple[list[Tensor], list[str] 
             raise StatesError(f"has shape {list(entry.shape)}, entry 0 has {list(value[0].shape)}", where=f"{where}[{i}]",
                               cause="rows" if len(entry) != len(value[0]) else "layout")
     return list(value), names
-
-
-def _integers(file: Path, held: dict[str, Any], key: str, rows: int, *, booleans: bool = False) -> Tensor:
-    where = f"{file}, {key}"
-    if key not in held:
-        raise StatesError(f"has no `{key}`", where=str(file))
-    value = held[key]
-    if isinstance(value, list):
-        try:
-            value = torch.tensor(value)
-        except (ValueError, TypeError, RuntimeError, OverflowError):
-            raise StatesError("is no list of integers", where=where) from None
-    if not isinstance(value, Tensor) or not owns_its_data(value) or (value.dtype not in INTEGERS and not (
-        booleans and value.dtype == torch.bool
-    )):
-        raise StatesError("is no integer tensor", where=where)
-    if value.shape != (rows,):
-        raise StatesError(f"has shape {list(value.shape)} for {rows} rows of `hidden_states`", cause="rows", where=where)
-    return value

@@ -1,4 +1,8 @@
-"""Files of `torch.save` as data: loaded weights-only, after their zip entries and pickle opcodes were looked at."""
+"""Files of `torch.save` as data: loaded weights-only, after their zip entries and pickle opcodes were looked at.
+
+What a file of states may hold besides tensors (dicts, lists, tuples, texts, numbers, True, False, None) needs no name in a
+pickle; the names that tensors need are listed here, and a file that names anything else is refused unopened.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +16,24 @@ import torch
 from torch import Tensor
 
 from draftscope.states.errors import StatesError
+from draftscope.states.unpacking import unpacked
 
+TORCH_FILES = (".pt", ".ckpt", ".pth", ".ckpt.gz", ".pt.gz")
 PICKLE_LIMIT = 64 * 2**20
-REBUILDS = frozenset({"collections OrderedDict", "torch._utils _rebuild_tensor_v2", "torch._utils _rebuild_parameter"})
+REBUILDS = frozenset({"collections OrderedDict", "torch Size", "torch._utils _rebuild_tensor_v2",
+                      "torch._utils _rebuild_tensor_v3", "torch._utils _rebuild_parameter"})
+DTYPES = frozenset(f"torch {name}" for name in dir(torch) if isinstance(getattr(torch, name), torch.dtype))
+"""Tensors of newer dtypes (float8, wide unsigned) are rebuilt with their dtype by name."""
+
+
+_unpacked: tuple[tuple[str, int, int], Any] | None = None
+"""The compressed file read last: several formats look at a file before one of them reads it."""
 
 
 def load_tensors(path: Path) -> Any:
     """What `torch.save` wrote, as long as it is tensors in plain containers; mapped, not read.
+
+    A file whose name ends in `.gz` is unpacked first, to a temporary file that is gone before this returns.
 
     torch's weights-only loader still lets a pickle name callables that allocate by a number in the file
     (`bytearray`, tensors without storage), so the names are held against a shorter list first.
@@ -29,12 +44,41 @@ def load_tensors(path: Path) -> Any:
     """
     if not path.is_file():
         raise StatesError("is not a file" if path.exists() else "does not exist", cause="broken", where=str(path))
-    _check(path)
+    if not path.name.endswith(".gz"):
+        return _load(path, path)
+    global _unpacked
+    stat = path.stat()
+    key = (str(path), stat.st_mtime_ns, stat.st_size)
+    if _unpacked is None or _unpacked[0] != key:
+        _unpacked = None
+        with unpacked(path) as plain:
+            _unpacked = (key, _load(plain, path))
+    return _unpacked[1]
+
+
+def load_record(path: Path, expected: str) -> dict[str, Any]:
+    """The dict that `torch.save` wrote.
+
+    Args:
+        expected: what should be in it, for the message.
+
+    Raises:
+        StatesError: as `load_tensors`, or something else than a dict.
+    """
+    held = load_tensors(path)
+    if not isinstance(held, dict):
+        raise StatesError(f"holds a {type(held).__name__} where a dict with {expected} is expected", cause="foreign",
+                          where=str(path), remedy="--format names another reading")
+    return held
+
+
+def _load(path: Path, named: Path) -> Any:
+    _check(path, named)
     try:
         held = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except (RuntimeError, OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, EOFError, AssertionError,
             RecursionError, MemoryError, OverflowError, pickle.UnpicklingError) as error:
-        raise StatesError(f"cannot be loaded as tensors ({_reason(error)})", cause="broken", where=str(path),
+        raise StatesError(f"cannot be loaded as tensors ({_reason(error)})", cause="broken", where=str(named),
                               remedy="Write it again with torch.save") from None
     return held
 
@@ -44,7 +88,7 @@ def owns_its_data(tensor: Tensor) -> bool:
     return tensor.layout == torch.strided and tensor.device.type == "cpu" and tensor.nbytes <= tensor.untyped_storage().nbytes()
 
 
-def _check(path: Path) -> None:
+def _check(path: Path, named: Path) -> None:
     size = path.stat().st_size
     try:
         with zipfile.ZipFile(path) as archive:
@@ -53,24 +97,24 @@ def _check(path: Path) -> None:
             if any(entry.file_size > size or entry.compress_type != zipfile.ZIP_STORED for entry in entries) or (
                 sum(entry.file_size for entry in entries) > size
             ):
-                raise StatesError("declares more data than the file holds", cause="broken", where=str(path))
+                raise StatesError("declares more data than the file holds", cause="broken", where=str(named))
             pickles = [entry for entry in entries if entry.filename.endswith("/data.pkl") or entry.filename == "data.pkl"]
             if len(pickles) != 1 or len(set(names)) != len(names):
-                raise StatesError("is a zip archive, but not of torch.save", cause="broken", where=str(path))
+                raise StatesError("is a zip archive, but not of torch.save", cause="broken", where=str(named))
             if pickles[0].file_size > PICKLE_LIMIT:
-                raise StatesError(f"has a pickle of {pickles[0].file_size} bytes", cause="broken", where=str(path))
+                raise StatesError(f"has a pickle of {pickles[0].file_size} bytes", cause="broken", where=str(named))
             text = archive.read(pickles[0])
     except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError, ValueError, RuntimeError) as error:
-        raise StatesError(f"is not a whole file of torch.save ({_reason(error)})", cause="broken", where=str(path),
+        raise StatesError(f"is not a whole file of torch.save ({_reason(error)})", cause="broken", where=str(named),
                               remedy="Copy or write it again (formats older than torch 1.6 are not read)") from None
-    for name in _globals(text, path):
+    for name in _globals(text, named):
         module, _, attribute = name.partition(" ")
-        if name not in REBUILDS and not (module in ("torch", "torch.storage") and attribute.endswith("Storage")):
+        if name not in REBUILDS | DTYPES and not (module in ("torch", "torch.storage") and attribute.endswith("Storage")):
             raise StatesError(f"its pickle names `{module}.{attribute}`, which is no tensor data; nothing was executed",
-                                  cause="broken", where=str(path), remedy="Save plain tensors in dicts and lists")
+                              cause="broken", where=str(named), remedy="Save plain tensors in dicts and lists")
 
 
-def _globals(text: bytes, path: Path) -> list[str]:
+def _globals(text: bytes, named: Path) -> list[str]:
     try:
         found = []
         for opcode, argument, _ in pickletools.genops(text):
@@ -80,7 +124,7 @@ def _globals(text: bytes, path: Path) -> list[str]:
                 found.append(f"pickle {opcode.name}")
         return found
     except Exception as error:
-        raise StatesError(f"has a broken pickle ({_reason(error)})", cause="broken", where=str(path)) from None
+        raise StatesError(f"has a broken pickle ({_reason(error)})", cause="broken", where=str(named)) from None
 
 
 def _reason(error: BaseException) -> str:

@@ -14,6 +14,8 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+Norm = Literal["pre", "post"]
+
 
 @dataclass(slots=True)
 class Sample:
@@ -26,6 +28,8 @@ class Sample:
         loss_mask: [T] bool, true where token t is an answer token; None = unknown.
         labels: L names as found in the file (never believed).
         index: the file's own number (its input line).
+        claimed_norm: whether file or format says that the last state is before (`pre`) or after (`post`) the final norm.
+        other_last: [T, Ht] the last state on the other side of that norm, where a conversion kept both.
     """
 
     name: str
@@ -34,6 +38,8 @@ class Sample:
     loss_mask: Tensor | None
     labels: tuple[str, ...]
     index: int = -1
+    claimed_norm: Norm | None = None
+    other_last: Tensor | None = None
 
     @property
     def slots(self) -> int:

@@ -1,0 +1,121 @@
+"""speculators' old torch files, and what no torch file gets to do."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import zipfile
+from collections import OrderedDict
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+from state_files import a_sample, v1_file, write_one
+
+from draftscope.errors import DraftscopeError
+from draftscope.states import speculators_v1
+from draftscope.states.opening import open_source
+
+PERSISTENT = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@pytest.mark.parametrize("shape", ["list", "tuple", "tensor", "named"])
+def test_old_torch_files_come_back(shape: str, tmp_path: Path) -> None:
+    sample = a_sample()
+    entries = [entry.contiguous() for entry in sample.states.unbind(1)]
+    named = {f"n{i}": entry for i, entry in enumerate(entries)}
+    value = {"list": entries, "tuple": tuple(entries), "tensor": sample.states, "named": named}[shape]
+    torch.save({"input_ids": sample.token_ids, "loss_mask": sample.loss_mask, "hidden_states": value}, tmp_path / "data_3.pt")
+    (tmp_path / "data_config.json").write_text(json.dumps({"version": "2.0", "hidden_states": {"layer_ids": [2, 30, 58, 60]}}))
+    torch.save({"d2t": torch.arange(3)}, tmp_path / "vocab_mapping.pt")
+    source = open_source(tmp_path)
+    (read,) = source
+    assert torch.equal(read.states, sample.states) and torch.equal(read.token_ids, sample.token_ids)
+    assert torch.equal(read.loss_mask, sample.loss_mask) and read.index == 3
+    assert read.labels == (("n0", "n1", "n2", "n3") if shape == "named" else ("layer 2", "layer 30", "layer 58", "layer 60"))
+    assert source.meta["version"] == "2.0"
+    assert [(Path(s.path).name, s.cause) for s in source.skipped] == [("vocab_mapping.pt", "foreign")]
+
+
+def test_a_single_torch_file_keeps_its_own_labels(tmp_path: Path) -> None:
+    file = v1_file(tmp_path / "sample.pt", a_sample(), labels=["embed", "layer 3", "layer 31", "layer 59"])
+    (read,) = open_source(file)
+    assert read.labels == ("embed", "layer 3", "layer 31", "layer 59")
+    (tmp_path / "other").mkdir()
+    unmasked = {"input_ids": torch.arange(6), "hidden_states": list(a_sample().states.unbind(1))}
+    torch.save(unmasked, tmp_path / "other" / "x.pt")
+    (bare,) = open_source(tmp_path / "other" / "x.pt")
+    assert bare.loss_mask is None
+
+
+class Trap:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return (exec, ("open('/tmp/draftscope-trap', 'w').write('sprung')",))
+
+
+class Balloon:
+    def __reduce__(self) -> tuple[object, tuple[int]]:
+        return (bytearray, (1 << 42,))
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+@pytest.mark.parametrize("planted", [Trap(), Balloon(), OrderedDict(a=Trap()), {1, 2}],
+                         ids=["exec", "bytearray", "nested", "set"])
+def test_a_pickle_that_names_anything_but_tensors_is_not_executed(planted: object, protocol: int, tmp_path: Path) -> None:
+    trap = Path("/tmp/draftscope-trap")
+    trap.unlink(missing_ok=True)
+    file = v1_file(tmp_path / "data_0.pt", a_sample(), extra=None)
+    held = {"input_ids": torch.arange(6), "hidden_states": [torch.ones(6, 2)], "extra": planted}
+    torch.save(held, file, pickle_protocol=protocol)
+    with pytest.raises(DraftscopeError, match="nothing was executed"):
+        open_source(file)
+    assert not trap.exists()
+
+
+def test_other_zip_archives_raw_pickles_and_oversized_entries_are_refused(tmp_path: Path) -> None:
+    archive = tmp_path / "data_0.pt"
+    with zipfile.ZipFile(archive, "w") as z:
+        z.writestr("hello.txt", "hello")
+    with pytest.raises(DraftscopeError, match=r"torch\.save"):
+        open_source(archive)
+    archive.write_bytes(pickle.dumps({"input_ids": [1], "hidden_states": []}))
+    with pytest.raises(DraftscopeError, match=r"torch\.save"):
+        open_source(archive)
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as z:  # a bomb: small file, huge entry
+        z.writestr("a/data.pkl", b"\0" * 10**7)
+    with pytest.raises(DraftscopeError, match="more data than the file holds"):
+        open_source(archive)
+
+
+def test_views_that_declare_more_than_they_hold_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "data_0.pt"
+    torch.save({"input_ids": torch.arange(1).expand(10**9), "hidden_states": [torch.ones(1, 1).expand(10**9, 7168)] * 4}, file)
+    with pytest.raises(DraftscopeError, match="more values than the file holds"):
+        open_source(file)
+
+
+WRONG_V1 = {
+    "no states": ({"input_ids": torch.arange(3)}, "hidden_states", "layout"),
+    "no ids": ({"hidden_states": [torch.ones(3, 2)]}, "input_ids", "layout"),
+    "unequal rows": ({"input_ids": torch.arange(3), "hidden_states": [torch.ones(3, 2), torch.ones(2, 2)]}, r"\[1\]", "rows"),
+    "unequal widths": ({"input_ids": torch.arange(3), "hidden_states": [torch.ones(3, 2), torch.ones(3, 4)]}, r"\[1\]", "layout"),
+    "ids too few": ({"input_ids": torch.arange(2), "hidden_states": [torch.ones(3, 2)]}, "3 rows", "rows"),
+    "numbers": ({"input_ids": torch.arange(3), "hidden_states": [1, 2]}, "int", "layout"),
+    "flat": ({"input_ids": torch.arange(3), "hidden_states": torch.ones(3, 6)}, r"\[3, 6\]", "layout"),
+    "empty": ({"input_ids": torch.arange(3), "hidden_states": []}, "no list", "layout"),
+    "a list": ([1, 2], "dict", "foreign"),
+    "text ids": ({"input_ids": ["a", "b", "c"], "hidden_states": [torch.ones(3, 2)]}, "input_ids", "layout"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_V1)
+def test_torch_files_that_do_not_fit(case: str, tmp_path: Path) -> None:
+    held, says, cause = WRONG_V1[case]
+    write_one(speculators_v1.NAME, tmp_path, 0)
+    file = tmp_path / "data_1.pt"
+    torch.save(held, file)
+    source = open_source(tmp_path)
+    assert len(list(source)) == 1 and [(Path(s.path), s.cause) for s in source.skipped] == [(file, cause)]
+    with pytest.raises(DraftscopeError, match=says):
+        open_source(file)
