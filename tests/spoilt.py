@@ -68,7 +68,7 @@ def speculators(folder: Path, model_type: str = "llama", **keys: Any) -> Path:
     healthy(folder)
     raw = json.loads((folder / "config.json").read_text())
     kept = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size",
-            "rms_norm_eps", "max_position_embeddings", "rope_parameters")
+            "rms_norm_eps", "max_position_embeddings", "rope_parameters", "hidden_act", "attention_bias", "mlp_bias")
     layer = {key: raw[key] for key in kept} | {"model_type": model_type, "num_hidden_layers": 1}
     new = {"architectures": ["Eagle3Speculator"], "speculators_model_type": "eagle3", "draft_vocab_size": DRAFT_VOCAB,
            "norm_before_residual": False, "transformer_layer_config": layer,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from draftscope.boundaries import default_boundaries
 from draftscope.compare.pairing import embedding_check, last_state_check
-from draftscope.consumers import CONSUMERS, effective
+from draftscope.consumers import CONSUMERS, ask, effective
 from draftscope.diagnose.case import Case, Inputs, Selected, open_case
 from draftscope.diagnose.climb import climb
 from draftscope.diagnose.effects import costs
@@ -19,7 +20,7 @@ from draftscope.diagnose.placing import place
 from draftscope.diagnose.sides import SweptSide, judging, side_facts
 from draftscope.diagnose.verdict import Judged, conclude
 from draftscope.eagle3.reading import Reading
-from draftscope.errors import DraftscopeError
+from draftscope.errors import DraftscopeError, UsageError
 from draftscope.faults import FAULTS
 from draftscope.faults.measurements import Measurements
 from draftscope.findings import Diagnosis, Placement, Rung
@@ -103,10 +104,14 @@ class Examination:
         if self.case.serve is None:
             return None
         engine, engine_version = self.case.serve.meta.get("engine"), str(self.case.serve.meta.get("engine_version", ""))
-        known = [name for name in CONSUMERS if name.split("@")[0] == engine]
-        for name in known:
-            if engine_version.startswith(name.split("@")[1]):
-                return name
+        known = [one.id for one in CONSUMERS.values() if one.name == engine and not one.flag]
+        if known and engine_version:
+            with suppress(UsageError):
+                asked = ask(f"{engine}@{engine_version}")
+                if not asked.note:
+                    return asked.name
+                self.next.append(f"as read: {asked.note}; name another with --for")
+                return asked.name
         if known:
             self.next.append(
                 f"as read: how {engine} {engine_version} reads a checkpoint is not among the facts here; name the nearest with "

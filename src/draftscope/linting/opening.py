@@ -77,7 +77,7 @@ def _shapes(folder: Path, raw: dict[str, Any]) -> list[Finding]:
         files = tensor_files(folder)
         stored = {name: TensorFile(file).shape(name) for name, file in files.items() if file.is_file()}
         names = {_native(name): name for name in stored}
-        config = describe(raw, str(folder / "config.json"), qk_norm="midlayer.self_attn.q_norm.weight" in names).config
+        config = describe(raw, str(folder / "config.json")).config
     except DraftscopeError:
         return []
     known = expected_shapes(config) | {"embed_tokens.weight": (config.vocab_size, config.hidden_size),
