@@ -25,7 +25,6 @@ from draftscope.states import (
     trtllm,
     vllm_extract,
 )
-from draftscope.states.errors import StatesError
 from draftscope.states.folder import FileSource, list_files
 from draftscope.states.tensorfile import TensorFile
 from draftscope.states.torchfile import TORCH_FILES, load_tensors
@@ -205,16 +204,19 @@ def _unreadable_torch(file: Path, expected: str) -> DraftscopeError:
         bad = [item for item in trtllm.read_samples(file, []) if isinstance(item, Skipped)]
         return DraftscopeError(bad[0].why if bad else "is not readable", where=f"{file}, row {bad[0].row if bad else 0}")
     if isinstance(held, dict):
-        readers = [module.read_sample for module in (specforge, angelslim, modelopt, speculators_v0)
-                   if {module.LAYOUT.features, module.LAYOUT.last} <= set(held)]
+        names = set(held)
+        pairs = (specforge, angelslim, modelopt, speculators_v0)
+        readers = [module.read_sample for module in pairs if {module.LAYOUT.features, module.LAYOUT.last} <= names]
         if isinstance(held.get("batch"), dict) or "last_hidden_states" in held:
             readers.append(torchspec.read_samples)
-        for read in [*readers, speculators_v1.read_sample]:
+        if "hidden_states" in held:
+            readers.append(speculators_v1.read_sample)
+        readers += [module.read_sample for module in pairs if {module.LAYOUT.features, module.LAYOUT.last} & names]
+        for read in readers[:1]:
             try:
                 read(file, [])
             except DraftscopeError as error:
-                if not (isinstance(error, StatesError) and error.cause == "foreign" and "hidden_state" in str(held.keys())):
-                    return error
+                return error
         keys = ", ".join(sorted(str(key) for key in held)[:8]) or "nothing"
         return DraftscopeError(f"holds {keys}: no known layout of states", where=str(file), remedy=expected)
     try:
