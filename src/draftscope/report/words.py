@@ -120,9 +120,9 @@ def rungs(diagnosis: Diagnosis) -> list[tuple[str, Rung | None, str]]:
 
 
 def matched(facts: Mapping[str, Any]) -> list[str]:
-    """What went into the comparison: `capture: 12 of 12 sequences, 1,469 rows, 649 verify steps`."""
+    """What went into the comparison: `the capture: 12 of 12 sequences, 1,469 rows, 649 verify steps`."""
     lines, left = [], dict(facts)
-    for key, name in (("train", "training states"), ("serve", "capture")):
+    for key, name in (("train", "training states"), ("serve", "the capture")):
         if not isinstance(side := left.pop(key, None), Mapping):
             continue
         line = f"{name}: {side['taken']:,} of {count(side['read'], 'sequence')}, {count(side['rows'], 'row')}"
