@@ -122,5 +122,5 @@ def test_recorded_steps_without_a_draft_are_not_asked_for_again(healthy: Run) ->
 def test_matched_reads_as_sentences(healthy: Run) -> None:
     lines = words.matched(diagnose(Inputs(train=healthy.train, serve=healthy.serve, target=TARGET)).matched)
     assert any(line.startswith("training states: ") and "sequences" in line for line in lines)
-    assert any(line.startswith("capture: ") and "verify steps" in line for line in lines)
+    assert any(line.startswith("the capture: ") and "verify steps" in line for line in lines)
     assert not any("{" in line for line in lines)

@@ -64,7 +64,7 @@ def test_the_story_tells_the_case() -> None:
     for part in (
         "[0, 2, 15]", "1. layer-set  proven", "1.31 now → 2.24 fixed [2.17, 2.31]", "sglang@0.5.23",
         '"eagle_aux_hidden_state_layer_ids": [1, 14, 26]', "the target was given as parts only", "boundary 27 “layer 31” 0.52",
-        "≠ embedding (boundary 0) “2” 1.00", "rows without a token 12", "12 rejected rows left out",
+        "≠ embedding (boundary 0) “2” 1.00", "rows without a token: 12", "12 rejected rows left out",
         "Acceptance after the fix is replayed", "2. template  suspected",
     ):
         assert part in text

@@ -120,21 +120,26 @@ def rungs(diagnosis: Diagnosis) -> list[tuple[str, Rung | None, str]]:
 
 
 def matched(facts: Mapping[str, Any]) -> list[str]:
-    """What went into the comparison: `capture: 12 of 12 sequences, 1,469 rows, 649 verify steps`."""
+    """What went into the comparison: `the capture: 12 of 12 sequences, 1,469 rows, 649 verify steps`."""
     lines, left = [], dict(facts)
-    for key, name in (("train", "training states"), ("serve", "capture")):
-        if not isinstance(side := left.pop(key, None), Mapping):
+    for key, name in (("train", "training states"), ("serve", "the capture")):
+        side = left.get(key)
+        if not isinstance(side, Mapping) or not {"read", "taken", "rows"} <= side.keys():
             continue
+        del left[key]
         line = f"{name}: {side['taken']:,} of {count(side['read'], 'sequence')}, {count(side['rows'], 'row')}"
         line += f", {count(side['steps'], 'verify step')}" if side.get("steps") else ""
         line += f", {count(side['rows_cut'], 'row')} left out" if side.get("rows_cut") else ""
         line += "".join(f"; {n:,} passed over: {why}" for why, n in side.get("skipped", {}).items())
-        text = left.pop(f"{key}_text", None)
-        if isinstance(text, Mapping) and text.get("agreement") is not None:
+        text = left.get(f"{key}_text")
+        if isinstance(text, Mapping) and {"agreement", "last_state"} <= text.keys() and text["agreement"] is not None:
+            del left[f"{key}_text"]
             line += f"; head over the last state ({text['last_state']}-norm) gives {percent(text['agreement'])} of the text"
         lines.append(visible(line, 400))
     for key, name in (("trained_text", "training text"), ("served_text", "served text")):
-        if isinstance(text := left.pop(key, None), Mapping):
+        text = left.get(key)
+        if isinstance(text, Mapping) and {"own", "other", "recorded"} <= text.keys():
+            del left[key]
             lines.append(f"{name}: {count(text['own'], 'sequence')} of the target's own writing, {text['other']:,} of another's, "
                          f"{text['recorded']:,} taken as recorded")
     if reference := left.pop("reference", None):
