@@ -94,7 +94,7 @@ class Ui:
             self.note(f"{ahead}{said}")
         for skip in source.skipped[:skipped]:
             self.note(f"{ahead}skipped {skip.path}{f', row {skip.row}' if skip.row >= 0 else ''}: {skip.why}")
-        if len(source.skipped) > skipped:
+        if 0 < skipped < len(source.skipped):
             self.note(f"{ahead}and {len(source.skipped) - skipped} more")
 
     def write_json(self, model: BaseModel | Mapping[str, Any] | list[Any]) -> None:

@@ -82,7 +82,9 @@ def command(
                                  on_tokens=advance, skip_bad=skip_bad)
         else:
             examples, held = split_heldout(examples, 20)
-    ui.note_source(source, skipped=1)
+    ui.note_source(source, skipped=0)
+    if source.skipped:
+        ui.note(f"{len(source.skipped)} files passed over, the first: {source.skipped[0].path}: {source.skipped[0].why}")
     normed = sum(example.normed for example in examples)
     if normed:
         ui.note(f"the last state of {normed} of {len(examples)} samples is after the final norm, which is not applied again")
