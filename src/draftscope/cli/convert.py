@@ -78,7 +78,6 @@ def _checkpoint(ui: Ui, source: Path, to: str, out: Path, form: str | None, targ
 def _data(ui: Ui, source: Path, to: str, out: Path, form: str | None, target: Path | None) -> dict[str, Any]:
     from draftscope.pipeline.convert_data import convert_data
 
-    keep(f"files already complete are kept in {out}")
     with ui.progress("converting", None, "tokens") as advance:
         made = convert_data(source, out, to, format=form, target=target, on_tokens=advance)
     for step in made.steps:
