@@ -73,29 +73,27 @@ def run_peer(stack: str, cases: dict[str, dict[str, Any]], folder: Path) -> dict
     if subprocess.run([python, "-c", there], capture_output=True, check=False).returncode:
         pytest.skip(f"the environment of speculators lacks {stack}: scripts/env-speculators brings it up to date")
     target = save_target(folder / "target")
-    groups: dict[tuple[int, int], list[str]] = {}
-    drafts: dict[str, Draft] = {}
+    draw = torch.Generator().manual_seed(0)
+    token_ids = torch.randint(VOCAB, (ROWS + 1,), generator=draw)
+    drafts: list[Draft] = []
+    features: list[Tensor] = []
     for seed, (name, switches) in enumerate(cases.items()):
-        drafts[name] = trained(folder / name / "native", seed, **switches)
+        drafts.append(trained(folder / name / "native", seed, **switches))
         form = "speculators" if stack == "speculators" else "native"
         convert_draft(folder / name / "native", form, folder / name / "theirs", target=target)
-        config = drafts[name].config
-        groups.setdefault((config.slots, config.target_hidden_size), []).append(name)
-    found = {}
-    for (slots, width), names in groups.items():
-        draw = torch.Generator().manual_seed(slots)
-        features = torch.randn(ROWS, slots, width, generator=draw)
-        token_ids = torch.randint(VOCAB, (ROWS + 1,), generator=draw)
-        source, out = folder / f"in-{slots}-{width}.safetensors", folder / f"out-{slots}-{width}.safetensors"
-        save_file({"features": features, "token_ids": token_ids}, source)
-        command = [python, RECIPE, stack, source, out, *(folder / name / "theirs" for name in names)]
-        run = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert run.returncode == 0, run.stderr[-3000:]
-        theirs = load_file(out)
-        for i, name in enumerate(names):
-            held = {key.removeprefix(f"{i}."): t for key, t in theirs.items() if key.startswith(f"{i}.")}
-            found[name] = (folder / name / "theirs", drafts[name], torch.cat([features.flatten(1), token_ids[1:, None]], 1), held)
-    return found
+        config = drafts[-1].config
+        features.append(torch.randn(ROWS, config.slots, config.target_hidden_size, generator=draw))
+    source, out = folder / "in.safetensors", folder / "out.safetensors"
+    save_file({"token_ids": token_ids} | {f"{i}.features": x for i, x in enumerate(features)}, source)
+    command = [python, RECIPE, stack, source, out, *(folder / name / "theirs" for name in cases)]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr[-3000:]
+    theirs = load_file(out)
+    return {
+        name: (folder / name / "theirs", drafts[i], torch.cat([features[i].flatten(1), token_ids[1:, None]], 1),
+               {key.removeprefix(f"{i}."): tensor for key, tensor in theirs.items() if key.startswith(f"{i}.")})
+        for i, name in enumerate(cases)
+    }
 
 
 @pytest.fixture(scope="module")

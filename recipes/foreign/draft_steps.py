@@ -2,10 +2,10 @@
 
     python recipes/foreign/draft_steps.py speculators|specforge INPUT OUT DRAFT [DRAFT ...]
 
-INPUT.safetensors holds `features` [T, S, Ht] and `token_ids` [T+1]; each DRAFT is a checkpoint folder. OUT.safetensors gets,
-for draft i, `i.input` [T, H] (what `fc` made of the slots), and `i.output.k` [T, H] and `i.logits.k` [T, D] of step k = 0..2:
-what the head's norm received, and what the head gave. Rows past the end embed token 0. Needs the environment of
-scripts/env-speculators.
+INPUT.safetensors holds `token_ids` [T+1] and, for draft i, `i.features` [T, S, Ht]; each DRAFT is a checkpoint folder.
+OUT.safetensors gets, for draft i, `i.input` [T, H] (what `fc` made of the slots), and `i.output.k` [T, H] and `i.logits.k` [T, D]
+of step k = 0..2: what the head's norm received, and what the head gave. Rows past the end embed token 0. Needs the environment
+of scripts/env-speculators.
 """
 
 from __future__ import annotations
@@ -42,8 +42,12 @@ def speculators(folder: Path, features: Tensor, token_ids: Tensor) -> dict[str, 
 def specforge(folder: Path, features: Tensor, token_ids: Tensor) -> dict[str, Tensor]:
     torch._dynamo.config.disable = True  # its norm is compiled, which needs a compiler
     from specforge.modeling.draft.llama3_eagle import LlamaForCausalLMEagle3, prepare_decoder_attention_mask
+    from transformers import LlamaConfig
 
-    model = LlamaForCausalLMEagle3.from_pretrained(folder).float().eval()
+    # As its exporter builds it (`export/checkpoint_io.py` materialize_draft): from_pretrained of newer transformers leaves the
+    # rotary tables, which no checkpoint holds, unfilled.
+    model = LlamaForCausalLMEagle3(LlamaConfig.from_pretrained(folder)).eval()
+    model.load_state_dict(load_file(folder / "model.safetensors"), strict=True)
     rows = len(features)
     outputs: list[Tensor] = []
     logits: list[Tensor] = []
@@ -78,7 +82,7 @@ def main() -> None:
     run = speculators if options.stack == "speculators" else specforge
     found: dict[str, Tensor] = {}
     for i, folder in enumerate(options.drafts):
-        made = run(folder, held["features"], held["token_ids"])
+        made = run(folder, held[f"{i}.features"], held["token_ids"])
         found |= {f"{i}.{name}": tensor.contiguous() for name, tensor in made.items()}
     save_file(found, options.out)
 

@@ -17,7 +17,7 @@ from transformers import AutoConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from draftscope.boundaries import default_boundaries, ids_to_boundaries
-from draftscope.eagle3.config import Dialect, DraftConfig
+from draftscope.eagle3.config import Dialect, DraftConfig, LatentAttention, LaterNorm
 from draftscope.errors import DraftscopeError
 
 Writer = Literal["specforge"]
@@ -98,7 +98,7 @@ def describe(raw: dict[str, Any], where: str, *, names: Collection[str] | None =
     hidden, heads, vocab = numbers["hidden_size"], numbers["num_attention_heads"], numbers["vocab_size"]
     layers = 1 if layer.get("num_hidden_layers") is None else layer["num_hidden_layers"]
     mla = _latent(raw, layer, names, where)
-    usual = hidden // heads if mla is None else mla["qk_nope_head_dim"] + mla["qk_rope_head_dim"]
+    usual = hidden // heads if mla is None else mla.qk_nope_head_dim + mla.qk_rope_head_dim
     kv_heads, head_dim = layer.get("num_key_value_heads") or heads, layer.get("head_dim") or usual
     slots = raw.get("num_aux_hidden_states") or nested.get("num_aux_hidden_states") or len(ids or ()) or 3
     if ids and slots != len(ids):
@@ -116,7 +116,7 @@ def describe(raw: dict[str, Any], where: str, *, names: Collection[str] | None =
             norm_before_fc=_switch(raw, nested, "norm_before_fc"), fc_norm=_switch(raw, nested, "fc_norm", "use_aux_norm"),
             qk_norm=layer.get("model_type") == "qwen3" if names is None else "midlayer.self_attn.q_norm.weight" in held,
             sliding_window=window, sliding_layers=sliding, layers=layers, use_aux_hidden_state=aux, mla=mla,
-            later_norm=raw.get("later_norm") or _later_norm(held),
+            later_norm=_later_norm(raw, held, where),
             fc_bias=bool(raw.get("bias")) or "fc.bias" in held, tie_word_embeddings=bool(layer.get("tie_word_embeddings")),
             **_biases(layer, held), **_final_norm(raw, nested, dialect, plain_norm, writer, notes),
         )
@@ -165,12 +165,18 @@ def _biases(layer: dict[str, Any], held: frozenset[str]) -> dict[str, bool]:
             "mlp_bias": bool(layer.get("mlp_bias")) or mlp}
 
 
-def _later_norm(held: frozenset[str]) -> str:
+def _later_norm(raw: dict[str, Any], held: frozenset[str], where: str) -> LaterNorm:
+    said = raw.get("later_norm")
+    if said == "hidden_norm":
+        return "hidden_norm"
+    if said not in (None, "input_layernorm"):
+        raise DraftscopeError(f"config key later_norm: {said!r} is neither input_layernorm nor hidden_norm", where=where)
     hidden, usual = (f"layers.1.{name}.weight" in held for name in ("hidden_norm", "input_layernorm"))
-    return "hidden_norm" if hidden and not usual else "input_layernorm"
+    return "hidden_norm" if said is None and hidden and not usual else "input_layernorm"
 
 
-def _latent(raw: dict[str, Any], layer: dict[str, Any], names: Collection[str] | None, where: str) -> dict[str, Any] | None:
+def _latent(raw: dict[str, Any], layer: dict[str, Any], names: Collection[str] | None,
+            where: str) -> LatentAttention | None:
     """The sizes of latent attention, where the draft has it: by architecture, or by its tensors."""
     named = any(architecture in LATENT for architecture in raw.get("architectures") or [])
     if names is not None:
@@ -179,11 +185,14 @@ def _latent(raw: dict[str, Any], layer: dict[str, Any], names: Collection[str] |
         named = bool(layer.get("kv_lora_rank")) and not raw.get("architectures")
     if not named:
         return None
-    sizes = {key: layer.get(key) for key in LATENT_SIZES if layer.get(key) is not None}
+    sizes: dict[str, Any] = {key: layer[key] for key in LATENT_SIZES if layer.get(key) is not None}
     for key in LATENT_SIZES[1:5]:
-        if type(sizes.get(key)) is not int or sizes[key] <= 0:
+        if type(sizes.get(key)) is not int:
             raise DraftscopeError(f"a draft with multi-head latent attention (MLA) needs {key}: {sizes.get(key)!r}", where=where)
-    return sizes
+    try:
+        return LatentAttention(**sizes)
+    except ValidationError as error:
+        raise invalid("config key", error, where) from None
 
 
 def _windows(layer: dict[str, Any], layers: Any, where: str) -> tuple[Any, tuple[int, ...] | None]:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftscope.consumers.effective import CONSUMERS, Effective, config_for, consumer, effective
+from draftscope.consumers import CONSUMERS, Effective, config_for, consumer, effective
 from draftscope.eagle3.checkpoint import Checkpoint, load_checkpoint, target_ids
 from draftscope.eagle3.config import DraftConfig
 from draftscope.eagle3.dialects import LAYER_IDS, Writer
