@@ -72,7 +72,8 @@ def _checkpoint(ui: Ui, source: Path, to: str, out: Path, form: str | None, targ
     for caveat in made.caveats:
         ui.note(f"note: {caveat}")
     ui.print(f"{made.tensors} tensors for {made.to}, read back and equal: {visible(str(out))}")
-    return {"what": "checkpoint", "to": made.to, "tensors": made.tensors, "steps": made.steps, "caveats": made.caveats, "left": made.left}
+    return {"what": "checkpoint", "to": made.to, "tensors": made.tensors, "steps": made.steps, "caveats": made.caveats,
+            "left": made.left}
 
 
 def _data(ui: Ui, source: Path, to: str, out: Path, form: str | None, target: Path | None) -> dict[str, Any]:
