@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from draftscope.errors import DraftscopeError
 from draftscope.states.errors import StatesError
@@ -23,9 +24,14 @@ NOTES = 100
 DEEPEST = 16
 
 
-def natural(name: str) -> tuple[Any, ...]:
+def natural(name: str) -> str:
     """Sort key of a name in which hs_2 comes before hs_10."""
-    return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name) if part)
+    return re.sub(r"\d+", _digits, name)
+
+
+def _digits(found: re.Match[str]) -> str:
+    plain = found.group().lstrip("0")
+    return f"{len(plain):03d}{plain}"
 
 
 def number_of(path: Path) -> int:
@@ -46,35 +52,68 @@ def list_files(path: Path, suffix: str | tuple[str, ...], *, deep: bool = False)
     """
     if path.is_file():
         return [path], []
-    files: list[tuple[tuple[Any, ...], Path]] = []
-    others: list[tuple[tuple[Any, ...], Skipped]] = []
-    _list(path, suffix, deep, (), files, others)
-    return [file for _, file in sorted(files, key=_first)], [skip for _, skip in sorted(others, key=_first)]
-
-
-def _first(pair: tuple[tuple[Any, ...], Any]) -> tuple[Any, ...]:
-    return pair[0]
-
-
-def _list(folder: Path, suffix: str | tuple[str, ...], deep: bool, above: tuple[Any, ...],
-          files: list[tuple[tuple[Any, ...], Path]], others: list[tuple[tuple[Any, ...], Skipped]]) -> None:
+    files, others = [], []
     text = f"not a {suffix if isinstance(suffix, str) else ' or '.join(suffix)} file"
+    for entry in _entries(path, deep):
+        if entry.folder:
+            others.append(Skipped(str(entry.path), "a folder"))
+        elif entry.name.endswith(suffix):
+            files.append(entry.path)
+        else:
+            others.append(Skipped(str(entry.path), text))
+    return files, others
+
+
+class _Entry(NamedTuple):
+    key: tuple[str, ...]
+    name: str
+    path: Path
+    folder: bool
+
+
+_listed: dict[tuple[Path, bool], list[_Entry]] | None = None
+
+
+@contextmanager
+def listing_once() -> Iterator[None]:
+    """Within this, a folder is listed from the disk once, however many formats ask for it."""
+    global _listed
+    outer = _listed
+    _listed = {} if outer is None else outer
+    try:
+        yield
+    finally:
+        _listed = outer
+
+
+def _entries(path: Path, deep: bool) -> list[_Entry]:
+    """What lies in a folder, in natural order."""
+    if _listed is not None and (path, deep) in _listed:
+        return _listed[path, deep]
+    found: list[_Entry] = []
+    _scan(path, deep, (), found)
+    found.sort(key=_key)
+    if _listed is not None:
+        _listed[path, deep] = found
+    return found
+
+
+def _key(entry: _Entry) -> tuple[str, ...]:
+    return entry.key
+
+
+def _scan(folder: Path, deep: bool, above: tuple[str, ...], found: list[_Entry]) -> None:
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
                 name = entry.name
                 if name.startswith(".") or name in BESIDE or name.endswith(LOCK):
                     continue
-                key, path = (*above, natural(name)), folder / name
-                if _is_folder(entry):
-                    if deep and len(above) < DEEPEST and not entry.is_symlink():
-                        _list(path, suffix, deep, key, files, others)
-                    else:
-                        others.append((key, Skipped(str(path), "a folder")))
-                elif name.endswith(suffix):
-                    files.append((key, path))
+                key, inner = (*above, natural(name)), _is_folder(entry)
+                if inner and deep and len(above) < DEEPEST and not entry.is_symlink():
+                    _scan(folder / name, deep, key, found)
                 else:
-                    others.append((key, Skipped(str(path), text)))
+                    found.append(_Entry(key, name, folder / name, inner))
     except OSError as error:
         raise DraftscopeError(error.strerror or "cannot be listed", where=str(folder)) from None
 
@@ -108,7 +147,6 @@ class FileSource(Generic[Item]):
         skipped: what was passed over so far, each once.
         notes: what was done to the data on the way in, and metadata that could not be used, each once.
         skip_bad: count a file that was named directly as passed over instead of raising.
-        order: in which order the files are taken.
 
     Raises:
         DraftscopeError: while iterating, when a file that was named directly cannot be read, or no file at all could.
@@ -124,7 +162,6 @@ class FileSource(Generic[Item]):
         self.files = files
         self.skipped = list(others)
         self.skip_bad = False
-        self.order = stated_order(files)
         self._passed: set[tuple[str, int]] = set()
         self.notes: list[str] = list(notes)
         self._read: Callable[[Path, list[str]], Item | list[Item | Skipped]] = read
@@ -135,6 +172,11 @@ class FileSource(Generic[Item]):
 
     def __len__(self) -> int:
         return len(self.files)
+
+    @property
+    def order(self) -> str:
+        """In which order the files are taken."""
+        return stated_order(self.files)
 
     def __getitem__(self, position: int) -> Item:
         """The (first) item of one file, by its place in `files`; raises where the file is unreadable."""

@@ -25,7 +25,7 @@ from draftscope.states import (
     trtllm,
     vllm_extract,
 )
-from draftscope.states.folder import FileSource, list_files
+from draftscope.states.folder import FileSource, list_files, listing_once
 from draftscope.states.tensorfile import TensorFile
 from draftscope.states.torchfile import TORCH_FILES, load_tensors
 from draftscope.states.types import Skipped, Source
@@ -67,7 +67,8 @@ def open_source(path: Path | str, format: str | None = None, *, kind: Kind | Non
     path = Path(path)
     if not path.exists():
         raise DraftscopeError("does not exist", where=str(path), remedy="Check the path")
-    source = _named(path, format, kind) if format not in (None, AUTO) else _found(path, kind)
+    with listing_once():
+        source = _named(path, format, kind) if format not in (None, AUTO) else _found(path, kind)
     if isinstance(source, FileSource):
         source.skip_bad = skip_bad
     return source
@@ -144,7 +145,7 @@ def _candidates(path: Path, kind: Kind | None, *, deep: bool) -> list[Found]:
         files = list_files(inner, SUFFIXES)[0] + files if inner != path else files
     by_suffix: dict[str, list[Path]] = {}
     for file in files:
-        by_suffix.setdefault(next((s for s in reversed(SUFFIXES) if file.name.endswith(s)), file.suffix), []).append(file)
+        by_suffix.setdefault(next((s for s in SUFFIXES if str(file).endswith(s)), file.suffix), []).append(file)
     found: list[Found] = []
     for name, module in FORMATS.items():
         if deep and not module.DEEP:
