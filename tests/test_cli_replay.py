@@ -157,7 +157,7 @@ def test_the_command_prints_a_table_and_writes_the_contract(
 
 @pytest.mark.parametrize(
     ("extra", "code", "says"),
-    [(["--set", "nrom_output=1"], 2, "no key 'nrom_output'"), (["--for", "vllm@0.1"], 2, "Known: vllm@0.32"),
+    [(["--set", "nrom_output=1"], 2, "no key 'nrom_output'"), (["--for", "vllm@0.1"], 2, "Known: vllm@0.33"),
      (["--readout", "some"], 2, "some"), (["--set", "slots=0,1,7"], 3, "there is no slot 7"),
      (["--k", "0"], 2, "greater than or equal to 1")],
 )
