@@ -6,6 +6,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+NOT_REPLAYED = "the draft was not replayed"
+"""How the entry of `next` begins that says why the ladder has no replayed rungs."""
+
 Verdict = Literal["wiring", "runtime", "data", "training", "measurement", "clean", "undecided"]
 Strength = Literal["proven", "supported", "suspected"]
 Recovery = Literal["replayed", "bounded", "needs-retraining", "needs-serving"]

@@ -18,7 +18,7 @@ from draftscope.eagle3.stages import stages
 from draftscope.engines.counters import Counters, read_counters
 from draftscope.errors import UsageError
 from draftscope.faults.measurements import OTHER, SAME, GateFacts, RungFacts, StageFacts
-from draftscope.findings import Rung
+from draftscope.findings import NOT_REPLAYED, Rung
 from draftscope.linting.vocabulary import rebuilt_ids
 from draftscope.states.types import Sequence
 
@@ -42,7 +42,7 @@ def climb(examination: Examination) -> None:
     unfit = [name for name in m.missing if name != "d2t"] + list(m.poisoned)
     if ladder is None or unfit:
         if unfit:
-            examination.next.append(f"the draft was not replayed: {', '.join(unfit[:3])} of its checkpoint cannot be used")
+            examination.next.append(f"{NOT_REPLAYED}: {', '.join(unfit[:3])} of its checkpoint cannot be used")
         return
     examination.report("replaying the draft")
     repair = as_meant(m)

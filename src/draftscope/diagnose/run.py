@@ -85,7 +85,7 @@ class Examination:
         # A head over the whole vocabulary that the checkpoint lacks is the target's, in every engine.
         lent = ("t2d", "lm_head.weight") if checkpoint.config.draft_vocab_size == checkpoint.config.vocab_size else ("t2d",)
         m.missing = tuple(name for name in checkpoint.missing if name not in lent)
-        m.poisoned = poisoned(checkpoint)
+        m.poisoned = poisoned(checkpoint.tensors.items())
         m.vocabulary = map_facts(checkpoint)
         m.feedback = "post" if checkpoint.config.norm_output else "pre"
         m.expected = checkpoint.config.boundaries

@@ -19,25 +19,19 @@ LIKE_DRAWN = 1.25
 """Rows' and columns' norms of a freshly drawn matrix scatter as chance has it; training scatters them more than this."""
 
 
-def poisoned(checkpoint: Checkpoint) -> dict[str, int]:
-    """Tensors with NaN or Inf, and how many such values each holds."""
-    found = {name: int((~t.isfinite()).sum()) for name, t in checkpoint.tensors.items() if t.dtype.is_floating_point}
+def poisoned(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, int]:
+    """Tensors with NaN or Inf, and how many such values each holds; read in blocks."""
+    found = {name: sum(int((~block.isfinite()).sum()) for block in tensor.flatten().split(BLOCK))
+             for name, tensor in tensors if tensor.dtype.is_floating_point and tensor.numel()}
     return {name: count for name, count in found.items() if count}
 
 
 def unsound(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[Finding]:
     """NaN or Inf, and tensors of zeros alone."""
-    bad: dict[str, int] = {}
-    zero: list[str] = []
-    for name, tensor in tensors:
-        if not tensor.dtype.is_floating_point or tensor.numel() == 0:
-            continue
-        blocks = [block.float() for block in tensor.flatten().split(BLOCK)]
-        count = sum(int((~block.isfinite()).sum()) for block in blocks)
-        if count:
-            bad[name] = count
-        elif not any(bool(block.any()) for block in blocks):
-            zero.append(name)
+    held = [(name, t) for name, t in tensors if t.dtype.is_floating_point and t.numel()]
+    bad = poisoned(held)
+    zero = [name for name, tensor in held
+            if name not in bad and not any(bool(block.float().any()) for block in tensor.flatten().split(BLOCK))]
     if bad:
         yield finding(
             "nonfinite", [f"tensor {name}" for name in list(bad)[:8]], f"NaN or Inf in {len(bad)} tensors", "proven",

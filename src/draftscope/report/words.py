@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from draftscope.boundaries import Boundary
-from draftscope.findings import Diagnosis, Effect, Finding, Ladder, Placed, Rung
+from draftscope.findings import NOT_REPLAYED, Diagnosis, Effect, Finding, Ladder, Placed, Rung
 from draftscope.text import count, interval, number, pairs, percent, scalar, sentence, visible
 
 RUNGS = {
@@ -16,9 +16,6 @@ RUNGS = {
     "as_read": ("as read", "needs a capture, the draft and its consumer (--serve, --draft, --for)"),
     "measured": ("measured", "needs the engine's counts (a capture with accepted_counts, or --metrics)"),
 }
-
-NOT_REPLAYED = "the draft was not replayed"
-"""How the entry of `next` begins that says why the ladder has no replayed rungs."""
 
 _TRANSFORMS = {
     "direction": "up to a factor of each row's own", "rows": "but the rows of other tokens", "rotation": "up to a rotation",
