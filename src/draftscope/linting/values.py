@@ -20,18 +20,30 @@ LIKE_DRAWN = 1.25
 
 
 def poisoned(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, int]:
-    """Tensors with NaN or Inf, and how many such values each holds; read in blocks."""
-    found = {name: sum(int((~block.isfinite()).sum()) for block in tensor.flatten().split(BLOCK))
-             for name, tensor in tensors if tensor.dtype.is_floating_point and tensor.numel()}
-    return {name: count for name, count in found.items() if count}
+    """Tensors with NaN or Inf, and how many such values each holds."""
+    return {name: count for name, tensor in tensors if (count := nonfinite(tensor))}
+
+
+def nonfinite(tensor: Tensor) -> int:
+    """How many values of a tensor of any dtype are NaN or Inf, counted in blocks."""
+    return sum(int((~block.isfinite()).sum()) for block in _blocks(tensor)) if tensor.dtype.is_floating_point else 0
+
+
+def _blocks(tensor: Tensor) -> Iterator[Tensor]:
+    return (block.float() for block in tensor.flatten().split(BLOCK) if len(block))
 
 
 def unsound(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[Finding]:
-    """NaN or Inf, and tensors of zeros alone."""
-    held = [(name, t) for name, t in tensors if t.dtype.is_floating_point and t.numel()]
-    bad = poisoned(held)
-    zero = [name for name, tensor in held
-            if name not in bad and not any(bool(block.float().any()) for block in tensor.flatten().split(BLOCK))]
+    """NaN or Inf, and tensors of zeros alone; one tensor is held at a time."""
+    bad: dict[str, int] = {}
+    zero: list[str] = []
+    for name, tensor in tensors:
+        if not tensor.dtype.is_floating_point or tensor.numel() == 0:
+            continue
+        if count := nonfinite(tensor):
+            bad[name] = count
+        elif not any(bool(block.any()) for block in _blocks(tensor)):
+            zero.append(name)
     if bad:
         yield finding(
             "nonfinite", [f"tensor {name}" for name in list(bad)[:8]], f"NaN or Inf in {len(bad)} tensors", "proven",
