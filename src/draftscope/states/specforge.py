@@ -7,16 +7,14 @@ last state `target` (`specforge/algorithms/eagle3/data.py`, 0.2.0).
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from draftscope.states.features import Layout
-from draftscope.states.folder import FileSource, first_fit
 from draftscope.states.torchfile import TORCH_FILES, owns_its_data
-from draftscope.states.torchsource import fits_file, open_files, read_file
+from draftscope.states.torchsource import PairFormat
 from draftscope.states.types import Sample
 
 NAME = "specforge"
@@ -26,34 +24,6 @@ DEEP = True
 LAYOUT = Layout(features="aux_hidden_state", last="hidden_state", norm="post")
 OTHER = "hidden_state_prenorm"
 """[1, S, H], the last state before the final norm; written by `draftscope convert`, ignored by SpecForge."""
-
-
-def fits(file: Path) -> str | None:
-    """Why a file is of this format; None if it is not."""
-    return fits_file(file, LAYOUT)
-
-
-def sniff(path: Path) -> str | None:
-    """Why the path holds such files; None if no file there fits."""
-    return first_fit(path, SUFFIX, fits, deep=DEEP)
-
-
-def open(path: Path, chosen: str | None = None) -> FileSource[Sample]:
-    """Samples of a folder, those below it, or of one file, lazily, by number.
-
-    Raises:
-        DraftscopeError: nothing there.
-    """
-    return open_files(path, chosen, name=NAME, suffix=SUFFIX, deep=DEEP, read=read_sample)
-
-
-def read_sample(file: Path, notes: list[str]) -> Sample:
-    """One sample, states in the dtype stored.
-
-    Raises:
-        DraftscopeError: names, ranks, dtypes or numbers of rows that do not fit, named with file and tensor.
-    """
-    return read_file(file, LAYOUT, notes, _finish)
 
 
 def _finish(sample: Sample, held: dict[str, Any], notes: list[str]) -> None:
@@ -68,6 +38,10 @@ def _finish(sample: Sample, held: dict[str, Any], notes: list[str]) -> None:
     index = held.get("index")
     if isinstance(index, int) and not isinstance(index, bool):
         sample.index = index
+
+
+_FORMAT = PairFormat(NAME, LAYOUT, _finish)
+fits, sniff, open, read_sample = _FORMAT.fits, _FORMAT.sniff, _FORMAT.open, _FORMAT.read_sample
 
 
 def record_of(sample: Sample) -> dict[str, Any]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from draftscope.errors import DraftscopeError
 from draftscope.states.features import Layout, fits_pair, read_pair
-from draftscope.states.folder import FileSource, list_files, number_of
+from draftscope.states.folder import FileSource, first_fit, list_files, number_of
 from draftscope.states.tensorfile import read_json
-from draftscope.states.torchfile import load_record, load_tensors
+from draftscope.states.torchfile import TORCH_FILES, load_record, load_tensors
 from draftscope.states.types import Sample
 
 Finish = Callable[[Sample, dict[str, Any], list[str]], None]
@@ -31,6 +32,43 @@ def read_file(file: Path, layout: Layout, notes: list[str], finish: Finish | Non
     if finish is not None:
         finish(sample, held, notes)
     return sample
+
+
+@dataclass(frozen=True, slots=True)
+class PairFormat:
+    """A format that is a layout under a name: what its module offers is bound from here.
+
+    Attributes:
+        finish: adds to a sample what the format alone knows.
+    """
+
+    name: str
+    layout: Layout
+    finish: Finish | None = None
+
+    def fits(self, file: Path) -> str | None:
+        """Why a file is of this format; None if it is not."""
+        return fits_file(file, self.layout)
+
+    def sniff(self, path: Path) -> str | None:
+        """Why the path holds such files; None if no file there fits."""
+        return first_fit(path, TORCH_FILES, self.fits, deep=True)
+
+    def open(self, path: Path, chosen: str | None = None) -> FileSource[Sample]:
+        """Samples of a folder, those below it, or of one file, lazily, by number.
+
+        Raises:
+            DraftscopeError: nothing there.
+        """
+        return open_files(path, chosen, name=self.name, suffix=TORCH_FILES, deep=True, read=self.read_sample)
+
+    def read_sample(self, file: Path, notes: list[str]) -> Sample:
+        """One sample, states in the dtype stored.
+
+        Raises:
+            DraftscopeError: names, ranks, dtypes or numbers of rows that do not fit, named with file and tensor.
+        """
+        return read_file(file, self.layout, notes, self.finish)
 
 
 def open_files(path: Path, chosen: str | None, *, name: str, suffix: str | tuple[str, ...], deep: bool,
