@@ -17,7 +17,7 @@ from draftscope.states.opening import open_source
 from draftscope.states.plain import write_sample
 from draftscope.states.types import Sample
 
-needs_arrow = pytest.mark.skipif("not __import__('importlib').util.find_spec('pyarrow')", reason="pyarrow is an extra")
+needs_arrow = pytest.mark.skipif("not __import__('importlib').util.find_spec('pyarrow')", reason="pyarrow, the extra `arrow`, is not installed")
 
 
 @pytest.fixture(scope="module")
