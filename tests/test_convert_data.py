@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from draftscope.states.opening import open_source
 from draftscope.states.plain import write_sample
 from draftscope.states.types import Sample
 
-needs_arrow = pytest.mark.skipif("not __import__('importlib').util.find_spec('pyarrow')", reason="pyarrow, the extra `arrow`, is not installed")
+needs_arrow = pytest.mark.skipif(find_spec("pyarrow") is None, reason="pyarrow, the extra `arrow`, is not installed")
 
 
 @pytest.fixture(scope="module")

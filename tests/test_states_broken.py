@@ -119,7 +119,7 @@ def test_entries_of_an_archive_lead_nowhere(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.parent.iterdir()} == before
 
 
-@pytest.mark.parametrize("name", [name for name in FORMATS if name not in SHARED])  # one unit of those is a folder
+@pytest.mark.parametrize("name", [name for name in FORMATS if name not in SHARED], indirect=True)  # one unit of those is a folder
 def test_bad_files_among_good_ones_are_counted_and_bad_ones_alone_stop(name: str, tmp_path: Path,
                                                                        capsys: pytest.CaptureFixture[str]) -> None:
     """The command line: a folder counts, a file named directly stops, --skip-bad counts there too."""
