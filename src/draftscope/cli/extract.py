@@ -64,7 +64,7 @@ def command(
 
     with ui.progress("reading", None, "tokens") as advance:
         result = extract(model, found, out, wiring=wiring, dtype=getattr(torch, dtype), max_length=max_length,
-                         batch_tokens=batch_tokens, on_plan=plan, on_tokens=advance)
+                         batch_tokens=batch_tokens, origin=str(conversations), on_plan=plan, on_tokens=advance)
     ui.print(summary(result))
     ui.write_json({
         "schema": "draftscope.extract/1", "folder": str(out), "sequences": result.sequences, "written": result.written,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from draftscope.errors import DraftscopeError
 from draftscope.findings import Finding
 from draftscope.inspecting.as_trainer import read_as
+from draftscope.inspecting.conversations import inspect_conversations
 from draftscope.inspecting.meaning import infer
 from draftscope.inspecting.measure import Pass, measure, slots_of
 from draftscope.inspecting.norms import norms_block
@@ -76,13 +77,16 @@ def inspect_path(path: Path, *, known: Knowledge | None = None, norms: bool = Fa
 
 
 def _no_states(path: Path) -> tuple[Inspected, list[Finding]] | None:
-    """What else it can be: a model folder, a file of tensors, a report; None = not known."""
+    """What else it can be: a model folder, a file of tensors, conversations, a report; None = not known."""
     from draftscope.inspecting import checkpoints
 
     if path.is_dir():
         if not (path / "config.json").is_file():
             return None
         return checkpoints.inspect_draft(path) if checkpoints.is_draft(path) else checkpoints.inspect_target(path)
+    if path.suffix == ".jsonl":
+        held = inspect_conversations(path)
+        return None if held is None else (held, [])
     if path.suffix == ".json":
         return checkpoints.inspect_report(path)
     if path.suffix == ".safetensors":

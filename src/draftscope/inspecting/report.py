@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from draftscope.findings import Finding, Placed
 
-What = Literal["training data", "capture", "draft checkpoint", "target", "tensors", "report"]
+What = Literal["training data", "capture", "draft checkpoint", "target", "tensors", "conversations", "report"]
 
 
 class Model(BaseModel):

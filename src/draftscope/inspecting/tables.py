@@ -25,7 +25,8 @@ def story(answer: Answer) -> Iterator[RenderableType]:
     if report.entries:
         yield _entries(report.entries)
     for group in report.skipped:
-        shown = "; ".join(f"{visible(s.path)} ({visible(s.why, 120)})" for s in group.examples[:EXAMPLES])
+        shown = "; ".join(f"{visible(s.path)}{f', row {s.row}' if s.row >= 0 else ''} ({visible(s.why, 120)})"
+                          for s in group.examples[:EXAMPLES])
         yield Text(f"  skipped, {group.cause}: {group.files}: {shown}", style="yellow")
     for note in report.notes:
         yield Text(f"  note: {visible(note)}", style="dim")

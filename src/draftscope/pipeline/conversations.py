@@ -112,6 +112,29 @@ class Renderer:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
 
+@dataclass(frozen=True, slots=True)
+class Messages:
+    """A line still to be rendered."""
+
+    messages: list[dict[str, Any]]
+    tools: Any = None
+
+
+def parse_line(line: bytes) -> Messages | tuple[list[int], list[bool]]:
+    """One line: messages, or token ids [T] with their loss mask [T].
+
+    Raises:
+        ValueError: what it lacks.
+    """
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        raise ValueError("is not JSON") from None
+    if not isinstance(row, dict):
+        raise ValueError("is not a JSON object")
+    return _tokens(row) if "token_ids" in row else Messages(_messages(row), row.get("tools"))
+
+
 def read_lines(path: Path, renderer: Callable[[], Renderer]) -> Iterator[Conversation | Unusable]:
     """Conversations of a JSONL file, one a line, in order.
 
@@ -129,18 +152,14 @@ def read_lines(path: Path, renderer: Callable[[], Renderer]) -> Iterator[Convers
         with path.open("rb") as file:
             for index, line in enumerate(file):
                 try:
-                    row = json.loads(line)
-                    if not isinstance(row, dict):
-                        raise ValueError("is not a JSON object")
-                    if "token_ids" in row:
-                        ids, mask = _tokens(row)
-                    else:
-                        messages = _messages(row)
+                    row = parse_line(line)
+                    if isinstance(row, Messages):
                         made = made or renderer()
-                        ids, mask = made.conversation(messages, row.get("tools"))
-                except (ValueError, RecursionError) as error:
-                    broken = isinstance(error, json.JSONDecodeError | UnicodeDecodeError)
-                    yield Unusable(index, "is not JSON" if broken else _short(error))
+                        ids, mask = made.conversation(row.messages, row.tools)
+                    else:
+                        ids, mask = row
+                except ValueError as error:
+                    yield Unusable(index, _short(error))
                     continue
                 yield Conversation(index, torch.tensor(ids, dtype=torch.int32), torch.tensor(mask, dtype=torch.bool))
     except OSError as error:

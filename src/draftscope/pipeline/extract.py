@@ -62,7 +62,7 @@ class Extracted:
 def extract(
     target: Target, conversations: Iterable[Conversation | Unusable], folder: Path, *, wiring: Wiring | None = None,
     labels: Sequence[str] = (), dtype: torch.dtype = torch.bfloat16, max_length: int = 2048, batch_tokens: int = 2048,
-    keep_empty: bool = False, on_plan: Callable[[Extracted, int], None] | None = None,
+    keep_empty: bool = False, origin: str = "conversations", on_plan: Callable[[Extracted, int], None] | None = None,
     on_tokens: Callable[[int], None] | None = None,
 ) -> Extracted:
     """Write `hs_{i}.safetensors` for every conversation, i its index.
@@ -76,6 +76,7 @@ def extract(
         max_length: longer conversations are cut there.
         batch_tokens: tokens of a forward pass, padding included.
         keep_empty: also write conversations without a single answer token.
+        origin: where they come from, for messages.
         on_plan: called before anything runs, with the totals and the bytes still to write.
         on_tokens: called with the tokens of each batch written.
 
@@ -88,7 +89,7 @@ def extract(
     chosen = list(_usable(conversations, max_length, keep_empty, target.parts.embedding.shape[0], done))
     if not chosen:
         reasons = "; ".join(f"{why} ({count})" for why, count in list(done.reasons().items())[:3]) or "there are none"
-        raise DraftscopeError(f"no conversation can be used: {reasons}", where="conversations")
+        raise DraftscopeError(f"no conversation can be used: {reasons}", where=origin)
     entries = len(wiring.slots) + 1
     if labels and len(labels) != entries:
         raise UsageError(f"{len(labels)} labels for {entries} entries")

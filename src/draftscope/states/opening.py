@@ -187,10 +187,14 @@ def _unreadable(path: Path) -> DraftscopeError:
             sglang_response.read_traces(first, [])
         except DraftscopeError as error:
             return error
+        return DraftscopeError("is JSON without a server's responses (`meta_info` with `hidden_states`)", where=str(first),
+                               remedy=expected)
     try:
         opened = TensorFile(first)
         held = ", ".join(f"{name} {list(opened.shape(name))}" for name in sorted(opened.names)[:8]) or "no tensor"
     except DraftscopeError as error:
+        if first.suffix != ".safetensors":
+            return DraftscopeError("is no file that holds states", where=str(first), remedy=expected)
         return error
     return DraftscopeError(f"holds {held}: no known layout of states", where=str(first), remedy=expected)
 
