@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from draftscope.cli import verify
 from draftscope.cli.common import JsonOption, QuietOption, ThreadsOption, keep, setup
 from draftscope.cli.generate import (
     BoundariesOption,
@@ -84,6 +85,9 @@ def transformers(
     if captured.stopped is not None:
         ui.note(f"the capture stopped early: {captured.stopped}")
         raise typer.Exit(3)
+
+
+app.command("verify")(verify.command)
 
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)

@@ -24,6 +24,7 @@ from draftscope.errors import DraftscopeError, UsageError
 from draftscope.faults import FAULTS
 from draftscope.faults.measurements import Measurements
 from draftscope.findings import Diagnosis, Placement, Rung
+from draftscope.inspecting.verify import read_mark
 from draftscope.linting.values import poisoned
 from draftscope.linting.vocabulary import map_facts
 
@@ -143,6 +144,10 @@ class Examination:
             reading = [f"read as {selected.source.format}: {selected.source.chosen}", *getattr(selected.source, "notes", [])]
             self.steps += [f"{'training states' if name == 'train' else 'capture'}: {note}" for note in reading]
             self.matched[name] = _matched(selected)
+            if name == "serve":
+                verified, said = read_mark(selected.source.path)
+                self.matched[name]["verified"] = verified
+                self.steps.append(said)
             m.shapes[name] = int(selected.sequences[0].features.shape[1])
             m.other_shapes[name] = dict(selected.other_shape)
             if selected.begins_late:

@@ -11,6 +11,7 @@ from rich.text import Text
 from draftscope.findings import Finding
 from draftscope.inspecting.inspect import Answer
 from draftscope.inspecting.report import AsTrainer, Entry, Inspected
+from draftscope.inspecting.verify import Verified
 from draftscope.text import count, pairs, percent, sentence, visible
 
 EXAMPLES = 3
@@ -36,6 +37,36 @@ def story(answer: Answer) -> Iterator[RenderableType]:
         yield _finding(finding)
     if not answer.findings:
         yield Text("  nothing wrong found", style="green")
+
+
+def verified_story(result: Verified) -> Iterator[RenderableType]:
+    """Captures tested: what each holds, how far the first agrees with the others, what differs."""
+    for tested in result.captures:
+        claims = [tested.claims[key] for key in ("engine", "engine_version") if key in tested.claims]
+        claimed = " ".join(visible(str(claim), 40) for claim in claims)
+        yield Text(f"{visible(tested.path)}: {count(tested.requests, 'request')}, {count(tested.rows, 'accepted row')} of "
+                   f"{count(tested.slots, 'slot')}, {tested.dtype}" + (f" ({claimed})" if claimed else ""), style="bold")
+        yield Text(f"  within itself: {count(tested.prefix_rows, 'row')} of shared prefixes, {count(tested.chained_rows, 'row')} "
+                   "against the token that follows", style="dim")
+    if result.comparisons:
+        table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="dim")
+        table.add_column("against", overflow="fold")
+        for heading in ("requests", "rows", "tolerance", "median error", "largest", "beyond"):
+            table.add_column(heading, justify="right")
+        for c in result.comparisons:
+            table.add_row(visible(c.against), f"{c.matched} of {c.requests}", f"{c.rows:,}", _figure(c.tolerance),
+                          _each(c.median_error), _each(c.largest_error), " ".join(map(str, c.beyond)))
+        yield table
+    for finding in result.findings:
+        yield _finding(finding)
+    if result.verdict == "clean":
+        yield Text("  the same tokens have the same states", style="green")
+    for remark in result.next:
+        yield Text(f"  next: {visible(remark)}", style="dim")
+
+
+def _each(values: list[float]) -> str:
+    return " ".join(_figure(value) for value in values)
 
 
 def _facts(report: Inspected) -> Table:

@@ -16,7 +16,7 @@ from draftscope.states.types import Sample, Skipped, Trace
 Item = TypeVar("Item", Sample, Trace)
 
 BESIDE = frozenset({"capture.json", "data_config.json", "extract.json", "dataset_info.json", "state.json", "dataset.json",
-                    "manifest.jsonl"})
+                    "manifest.jsonl", "verified.json"})
 """Descriptions that lie beside the data."""
 LOCK = ".lock"
 """Of the writer that is, or was, at work on the file of the same name."""

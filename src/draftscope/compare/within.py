@@ -1,0 +1,87 @@
+"""One capture against itself: contradictions that need no second one."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from draftscope.compare.runs import Recorded, Run, digest, relative, shared_tokens, tolerance_of
+from draftscope.states.types import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Within:
+    """A capture against itself.
+
+    Attributes:
+        repeats: rows of a slot that unlike tokens share bit for bit: (slot, rows, example).
+        prefixes: rows of two requests with the same tokens from position 0 on, compared, and those that differ.
+        chained: rows whose `verified_ids` could be held against the next accepted token, and those that differ.
+        gaps: requests whose accepted rows leave a position out; late: requests whose first row is not at position 0, with the
+            rows that are missing.
+    """
+
+    repeats: tuple[tuple[int, int, str], ...]
+    prefix_rows: int
+    prefix_differ: int
+    prefix_example: str
+    chained: int
+    broken: int
+    broken_example: str
+    gaps: tuple[str, ...]
+    late: int
+    late_rows: int
+
+
+def within(traces: Sequence[Trace], items: Sequence[Recorded]) -> Within:
+    """Look for contradictions inside one capture; `items` are its `recorded` rows."""
+    rows, differ, example = 0, 0, ""
+    for run in _same_prefixes(items):
+        error = relative(run.b.slots[: run.rows].float(), run.a.slots[: run.rows].float())
+        bad = (~(error <= tolerance_of(run.a.slots.dtype))).any(1)
+        rows, differ = rows + run.rows, differ + int(bad.sum())
+        if bool(bad.any()) and not example:
+            example = f"{run.b.name}, row {int(bad.nonzero()[0])} against {run.a.name}"
+    chained, broken, broken_example, gaps = 0, 0, "", []
+    for trace in traces:
+        kept = trace.accepted.nonzero().squeeze(-1)
+        if trace.positions is not None and bool((trace.positions[kept].diff() != 1).any()):
+            gaps.append(trace.name)
+        if trace.verified_ids is None:
+            continue
+        said, following = trace.verified_ids[kept][:-1], trace.token_ids[kept][1:]
+        known = said >= 0
+        wrong = known & (said != following)
+        chained, broken = chained + int(known.sum()), broken + int(wrong.sum())
+        if bool(wrong.any()) and not broken_example:
+            broken_example = f"{trace.name}, row {int(kept[int(wrong.nonzero()[0])])}"
+    late = [item.start for item in items if item.start > 0]
+    return Within(
+        repeats=tuple(_repeats(items)), prefix_rows=rows, prefix_differ=differ, prefix_example=example, chained=chained,
+        broken=broken, broken_example=broken_example, gaps=tuple(gaps), late=len(late), late_rows=sum(late),
+    )
+
+
+def _repeats(items: Sequence[Recorded]) -> Iterator[tuple[int, int, str]]:
+    """Slots in which unlike tokens share a vector, bit for bit."""
+    for slot in range(items[0].slots.shape[1] if items else 0):
+        seen: dict[bytes, list[tuple[int, str, int]]] = defaultdict(list)
+        for item in items:
+            if slot < item.slots.shape[1]:
+                for row, (state, token) in enumerate(zip(item.slots[:, slot], item.token_ids.tolist(), strict=True)):
+                    seen[digest(state)].append((token, item.name, row))
+        shared = [places for places in seen.values() if len({token for token, _, _ in places}) > 1]
+        if shared:
+            _, name, row = shared[0][-1]
+            yield slot, sum(map(len, shared)), f"{name}, row {row}"
+
+
+def _same_prefixes(items: Sequence[Recorded]) -> Iterator[Run]:
+    """Requests that begin alike, each with its neighbour in the order of their tokens."""
+    ordered = sorted((item for item in items if item.start == 0), key=lambda item: item.token_ids.tolist())
+    for one, other in pairwise(ordered):
+        shared = shared_tokens(one.token_ids.tolist(), other.token_ids.tolist())
+        if shared and one.slots.shape[1:] == other.slots.shape[1:]:
+            yield Run(one, other, 0, 0, shared)
