@@ -12,6 +12,7 @@ import torch
 from state_files import a_sample, specforge_record, write_one
 from support import VOCAB, WIDTH, random_target
 
+from draftscope.cli.main import run
 from draftscope.errors import DraftscopeError, UsageError
 from draftscope.pipeline.convert_data import convert_data
 from draftscope.states.opening import open_source
@@ -157,3 +158,16 @@ def test_bad_files_are_counted_and_numbers_kept_apart(tmp_path: Path) -> None:
     assert done.files == 2 and [Path(s.path).name for s in done.skipped] == ["data_8.ckpt"]
     assert any("numbered anew" in step for step in done.steps) and any("carried by" in step for step in done.steps)
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["hs_0.safetensors", "hs_7.safetensors"]
+
+
+@pytest.mark.parametrize("form", [pytest.param("speculators", marks=needs_arrow), "specforge"])
+def test_the_command_there_and_back(target: Path, tmp_path: Path, form: str, capsys: pytest.CaptureFixture[str]) -> None:
+    wanted = [replace(sample, loss_mask=torch.arange(len(sample.token_ids)) > 3) for sample in samples()]
+    for sample in wanted:
+        write_sample(tmp_path / "in" / f"hs_{sample.index}.safetensors", sample)
+    there = ["convert", str(tmp_path / "in"), "--to", form, "-o", str(tmp_path / "there"), "--target", str(target)]
+    assert run([*there, "--json", str(tmp_path / "there.json")]) == 0
+    assert json.loads((tmp_path / "there.json").read_text())["schema"].startswith("draftscope.convert/")
+    assert run(there) == 2 and "holds something already" in capsys.readouterr().err
+    assert run(["convert", str(tmp_path / "there"), "--to", "plain", "-o", str(tmp_path / "back"), "--target", str(target)]) == 0
+    same(tmp_path / "back", wanted)
