@@ -83,7 +83,8 @@ class Renderer:
             before = self._text(messages[:turn], tools, answer_next=True)
             through = self._text(messages[: turn + 1], tools)
             if not through.startswith(before):
-                raise ValueError(f"the chat template does not continue the prompt of turn {turn} with its answer")
+                raise ValueError(f"the chat template does not continue the prompt of turn {turn} with its answer"
+                                 + self._marker(messages[:turn], tools, before, through))
             if not text.startswith(through):
                 raise ValueError(f"the chat template renders turn {turn} differently once later turns follow")
             prompt, answered = self._encode(before), self._encode(through)
@@ -92,6 +93,12 @@ class Renderer:
             end = self._close(ids, len(prompt), len(answered))
             mask[len(prompt) : end] = [True] * (end - len(prompt))
         return ids, mask
+
+    def _marker(self, messages: Sequence[Mapping[str, Any]], tools: Any, before: str, through: str) -> str:
+        """What should stand before the answer and does not, where the template tells it."""
+        without = self._text(messages, tools)
+        marker = before[len(without) :] if before.startswith(without) else ""
+        return f": its marker {marker!r} is not in the rendered text" if marker and marker not in through else ""
 
     def _close(self, ids: list[int], start: int, end: int) -> int:
         last = next((i for i in range(end - 1, start - 1, -1) if ids[i] in self._closing), None)

@@ -1,0 +1,184 @@
+"""A running server asked for greedy answers: vLLM by `/v1/completions`, SGLang by `/generate`, which counts each request.
+
+Prompts go as token ids, so that no template lies between them and the draft.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from draftscope.errors import DraftscopeError, UsageError
+from draftscope.text import visible
+
+REMEDY = "Give the address of vLLM's or SGLang's server"
+SECONDS = 600.0
+ANSWER_BYTES = 64 << 20
+VERSIONS = (("/version", "vllm"), ("/get_server_info", "sglang"), ("/server_info", "sglang"))
+"""Where a server tells its release, and whose place that is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server as it tells of itself.
+
+    Attributes:
+        url: its root, without a slash at the end.
+        model: the name that it answers to; the first where it has several.
+        engine, version: None where it does not tell.
+        longest: tokens that prompt and answer may have together; None where it does not tell.
+    """
+
+    url: str
+    model: str
+    engine: str | None = None
+    version: str | None = None
+    longest: int | None = None
+
+    @property
+    def consumer(self) -> str | None:
+        """As `--for` takes it."""
+        return None if self.engine is None or self.version is None else f"{self.engine}@{self.version}"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came back for one prompt.
+
+    Attributes:
+        token_ids: None where the server sends none.
+        ended: by a stop token (`stop_id`, where it is told) rather than by the length.
+        told: all that it said.
+    """
+
+    text: str
+    token_ids: tuple[int, ...] | None
+    ended: bool
+    stop_id: int | None
+    told: dict[str, Any]
+
+
+def connect(url: str, seconds: float = 10.0) -> Server:
+    """Ask a server what it is.
+
+    Args:
+        url: its root, as http://HOST:PORT.
+
+    Raises:
+        UsageError: no such address.
+        DraftscopeError: nobody answers, or somebody who is no such server.
+    """
+    parts = urllib.parse.urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.password:
+        raise UsageError("is no address of a server", where=visible(parts.hostname or url, 200),
+                         remedy="--url http://HOST:PORT")
+    path = parts.path.rstrip("/").removesuffix("/metrics").removesuffix("/v1")
+    root = parts._replace(path=path, query="", fragment="").geturl()
+    models = _ask(root, "/v1/models", None, seconds)
+    held = models.get("data") if isinstance(models, dict) else None
+    first = held[0] if isinstance(held, list) and held and isinstance(held[0], dict) else {}
+    if not isinstance(first.get("id"), str):
+        raise DraftscopeError("names no model under /v1/models", where=root, remedy=REMEDY)
+    engine = version = None
+    for path, whose in VERSIONS:
+        try:
+            told = _ask(root, path, None, seconds)
+        except DraftscopeError:
+            continue
+        if isinstance(told, dict) and isinstance(told.get("version"), str):
+            engine, version = whose, told["version"]
+            break
+    longest = first.get("max_model_len")
+    return Server(root, first["id"], engine, version, longest if isinstance(longest, int) and longest > 0 else None)
+
+
+def answer(server: Server, prompts: Sequence[Sequence[int]], max_new: int, *, at_once: int = 8, temperature: float = 0.0,
+           top_p: float = 1.0, seconds: float = SECONDS, on_answer: Callable[[], None] = lambda: None) -> list[Answer]:
+    """Answers, in the order of the prompts.
+
+    Args:
+        prompts: token ids of each.
+        max_new: tokens of an answer at most.
+        at_once: requests in flight.
+
+    Raises:
+        DraftscopeError: the server refuses, fails or falls silent.
+    """
+    sampled = {"temperature": temperature, **({"top_p": top_p} if temperature else {})}
+
+    def one(prompt: Sequence[int]) -> Answer:
+        ids = [int(i) for i in prompt]
+        if server.engine == "sglang":
+            body: dict[str, Any] = {"input_ids": ids, "sampling_params": {"max_new_tokens": max_new, **sampled}}
+            got = _of_sglang(_ask(server.url, "/generate", body, seconds), f"{server.url}/generate")
+        else:
+            body = {"model": server.model, "prompt": ids, "max_tokens": max_new, "return_token_ids": True, **sampled}
+            got = _of_openai(_ask(server.url, "/v1/completions", body, seconds), f"{server.url}/v1/completions")
+        on_answer()
+        return got
+
+    with ThreadPoolExecutor(max(1, at_once)) as pool:
+        return list(pool.map(one, prompts))
+
+
+def _of_sglang(told: Any, where: str) -> Answer:
+    meta = told.get("meta_info") if isinstance(told, dict) else None
+    if not isinstance(meta, dict):
+        raise DraftscopeError("answered without `meta_info`", where=where, remedy=REMEDY)
+    finish = meta.get("finish_reason")
+    finish = finish if isinstance(finish, dict) else {}
+    return Answer(str(told.get("text", "")), _ids(told.get("output_ids")), finish.get("type") == "stop",
+                  _id(finish.get("matched")), told)
+
+
+def _of_openai(told: Any, where: str) -> Answer:
+    choices = told.get("choices") if isinstance(told, dict) else None
+    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
+        raise DraftscopeError("answered without `choices`", where=where, remedy=REMEDY)
+    choice = choices[0]
+    return Answer(str(choice.get("text", "")), _ids(choice.get("token_ids")), choice.get("finish_reason") == "stop",
+                  _id(choice.get("stop_reason")), told)
+
+
+def _ids(held: Any) -> tuple[int, ...] | None:
+    return tuple(held) if isinstance(held, list) and held and all(type(i) is int for i in held) else None
+
+
+def _id(held: Any) -> int | None:
+    return held if type(held) is int else None
+
+
+def _ask(root: str, path: str, body: dict[str, Any] | None, seconds: float) -> Any:
+    """JSON of a page; nothing but that host is asked."""
+    url = root + path
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"} if data else {})
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(request, timeout=seconds) as page:
+            text = page.read(ANSWER_BYTES + 1)
+    except urllib.error.HTTPError as error:
+        with error:
+            said = error.read(2000).decode("utf-8", "replace")
+        raise DraftscopeError(f"answers {error.code}: {visible(said, 300)}", where=url) from None
+    except TimeoutError:
+        raise DraftscopeError(f"no answer within {seconds:g} s", where=url, remedy="Is the server alive?") from None
+    except urllib.error.URLError as error:
+        slow = isinstance(error.reason, TimeoutError)
+        what = f"no answer within {seconds:g} s" if slow else f"can't be reached ({visible(str(error.reason), 120)})"
+        raise DraftscopeError(what, where=url, remedy="Is the server alive, and this its address?") from None
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise DraftscopeError(f"gives no proper answer ({visible(str(error), 120)})", where=url) from None
+    if len(text) > ANSWER_BYTES:
+        raise DraftscopeError(f"answers with more than {ANSWER_BYTES >> 20} MiB", where=url)
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise DraftscopeError("gives no JSON", where=url, remedy=REMEDY) from None
