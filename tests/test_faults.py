@@ -27,6 +27,8 @@ def rig() -> Rig:
 
 def examine(rig: Rig, plant: Plant, folder: Path, **more: object) -> Diagnosis:
     run = rig.run(plant, folder)
+    if plant.reported != "counts":
+        more |= {"metrics": run.metrics}
     return diagnose(Inputs(train=run.train, serve=run.serve, draft=run.draft, target=rig.target.folder, **more))  # type: ignore[arg-type]
 
 
@@ -45,6 +47,12 @@ def test_healthy_pair_is_clean(healthy: Diagnosis) -> None:
     assert ladder.as_read.length is not None
     assert ladder.as_read.length > 2
     assert healthy.power["smallest_length_difference"] > 0
+
+
+def test_healthy_pair_with_its_own_counts_is_clean(rig: Rig, tmp_path: Path) -> None:
+    run = rig.run(Plant.healthy(BOUNDARIES), tmp_path)
+    found = diagnose(Inputs(train=run.train, serve=run.serve, draft=run.draft, target=rig.target.folder, metrics=run.metrics))
+    assert (found.findings, found.verdict) == ([], "clean"), found.next
 
 
 @pytest.mark.parametrize(("fault", "variant"), CASES, ids=[f"{f.id}: {v}" for f, v in CASES])

@@ -35,8 +35,15 @@ def command(
         ),
     ] = None,
     metrics: Annotated[
-        Path | None, typer.Option("--metrics", metavar="FILE", help="Prometheus text of the engine, or the JSON of generate.")
+        list[str] | None,
+        typer.Option(
+            "--metrics", metavar="FILE|URL",
+            help="The engine's own counts: its /metrics (an address, or saved), its log, its answers, its server info, or the "
+            "JSON of generate. Several add up; of two scrapes, the earlier first, the difference counts."),
     ] = None,
+    metrics_window: Annotated[float, typer.Option(
+        "--metrics-window", min=0, max=86400, metavar="SECONDS",
+        help="Scrape the address twice, so long apart, and count what came in between.")] = 0.0,
     consumer: Annotated[
         str | None,
         typer.Option(
@@ -75,7 +82,8 @@ def command(
         serve=serve,
         draft=draft,
         target=target,
-        metrics=metrics,
+        metrics=metrics or None,
+        metrics_window=metrics_window,
         consumer=consumer,
         k=k,
         max_tokens=max_tokens,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Several
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,8 @@ class Inputs:
 
     Attributes:
         target: a folder with weights, or with only the target parts.
-        metrics: counters of the engine (Prometheus text, or `generate`'s JSON).
+        metrics: what tells the engine's own counts, one or several as `engines.counters.read_counters` takes them: files, or a
+            server's address; metrics_window: seconds between two scrapes of an address, 0 = one.
         consumer: whose reading of the checkpoint is in effect, as `vllm@0.32`; None = what the capture says.
         max_tokens: feature rows taken from each source.
         formats: how states are read: those of training data count for `train`, those of captures for `serve`.
@@ -38,7 +40,8 @@ class Inputs:
     serve: Path | None = None
     draft: Path | None = None
     target: Path | None = None
-    metrics: Path | None = None
+    metrics: Path | str | Several[Path | str] | None = None
+    metrics_window: float = 0.0
     consumer: str | None = None
     k: int | None = None
     max_tokens: int = 4096
@@ -105,8 +108,8 @@ def open_case(inputs: Inputs, report: Callable[[str], None] = lambda _: None) ->
         UsageError: nothing to work on.
         DraftscopeError: a file that can't be read, or files that contradict each other (widths, vocabulary).
     """
-    if not (inputs.train or inputs.serve or inputs.draft):
-        raise UsageError("nothing to diagnose", remedy="Give at least one of --train, --serve, --draft")
+    if not (inputs.train or inputs.serve or inputs.draft or inputs.metrics):
+        raise UsageError("nothing to diagnose", remedy="Give at least one of --train, --serve, --draft, --metrics")
     case = Case(inputs)
     if inputs.target is not None:
         case.parts = read_parts(inputs.target)

@@ -15,7 +15,8 @@ from draftscope.eagle3.acceptance import Counts, summarise
 from draftscope.eagle3.reading import D2T, Reading
 from draftscope.eagle3.replayed import Replay
 from draftscope.eagle3.stages import stages
-from draftscope.engines.counters import Counters, read_counters
+from draftscope.engines.counted import Counters
+from draftscope.engines.counters import read_counters, told
 from draftscope.errors import UsageError
 from draftscope.faults.measurements import OTHER, SAME, GateFacts, RungFacts, StageFacts
 from draftscope.findings import NOT_REPLAYED, Rung
@@ -37,8 +38,9 @@ def climb(examination: Examination) -> None:
         if examination.counted is not None:
             examination.rungs["measured"] = counted = examination.counted
             m.rungs["measured"] = RungFacts(counted.length, counted.joint, None, None, counted.rows)
+            m.recorded_steps = counted.rounds
     if case.inputs.metrics is not None:
-        _counters(examination, read_counters(case.inputs.metrics))
+        _counters(examination, read_counters(case.inputs.metrics, case.inputs.metrics_window))
     unfit = [name for name in m.missing if name != "d2t"] + list(m.poisoned)
     if ladder is None or unfit:
         if unfit:
@@ -168,28 +170,41 @@ def counted_steps(sequences: Iterable[Sequence], k: int) -> Rung | None:
 
 
 def _counters(examination: Examination, counters: Counters) -> None:
-    length = "no steps" if counters.length is None else f"{counters.drafts} steps, accept length {counters.length:.3f}"
-    examination.steps.append(f"measured: {counters.says}, {length}")
-    if not counters.accepted:
-        if counters.length is not None:
-            examination.rungs["measured"] = Rung(
-                k=examination.case.k,
-                length=counters.length,
-                joint=[],
-                conditional=[],
-                rounds=counters.drafts,
-                rows=0,
-                readout="engine",
-            )
+    """The rung that the engine's own counts make, and every figure it reports beside what the figure means."""
+    examination.m.counters = counters
+    known = "no accept length" if counters.length is None else f"accept length {counters.length:.3f}"
+    steps = f"{counters.drafts} steps, " if counters.drafts else ""
+    examination.steps.append(f"measured: {counters.says}: {steps}{known}")
+    examination.steps += [f"measured: {figure.says()}" for figure in told(counters)]
+    examination.steps += [f"measured: {caveat}" for caveat in counters.caveats]
+    if counters.simulated:
+        # Made-up counts are no rung; those that the capture recorded were made up with them.
+        examination.rungs.pop("measured", None)
+        examination.next.append("measured: acceptance is simulated; unset it, and serve again")
         return
-    reached = np.array([counters.drafts, *counters.accepted[:-1]])
-    pooled = Counts("counters", reached, np.array(counters.accepted), counters.drafts)
-    examination.rungs["measured"] = summarise([pooled], len(counters.accepted), "engine")
-    if len(counters.accepted) != examination.case.k:
-        examination.next.append(
-            f"measured: the counters are of K = {len(counters.accepted)}, the replays of K = {examination.case.k}; give --k to "
-            "compare"
+    if counters.length is None:
+        return
+    if not counters.accepted:
+        examination.rungs["measured"] = Rung(
+            k=counters.k or examination.case.k,
+            length=counters.length,
+            joint=[],
+            conditional=[],
+            rounds=counters.drafts,
+            rows=0,
+            readout="engine",
         )
+    else:
+        reached = np.array([counters.drafts, *counters.accepted[:-1]])
+        pooled = Counts("counters", reached, np.array(counters.accepted), counters.drafts)
+        examination.rungs["measured"] = summarise([pooled], len(counters.accepted), "engine")
+    if counters.shape.tree:
+        examination.next.append(
+            f"measured: {counters.shape.words()} accepts more than a chain, which is what the replays are of: serve with one "
+            "candidate a step to compare")
+    if counters.k is not None and counters.k != examination.case.k:
+        examination.next.append(
+            f"measured: the counters are of K = {counters.k}, the replays of K = {examination.case.k}; give --k to compare")
 
 
 def unigram_nll(selected: Selected | None) -> float | None:

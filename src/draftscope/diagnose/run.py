@@ -243,9 +243,9 @@ class Examination:
                 ("serve", inputs.serve),
                 ("draft", inputs.draft),
                 ("target", inputs.target),
-                ("metrics", inputs.metrics),
+                ("metrics", _places(inputs)),
             )
-            if v is not None
+            if v
         }
         return {
             "inputs": given,
@@ -265,6 +265,11 @@ class Examination:
             },
             "judged_on": len(judging([s.name for s in self.case.serve.sequences])) if self.case.serve else 0,
         }
+
+
+def _places(inputs: Inputs) -> str:
+    given = inputs.metrics
+    return ", ".join(map(str, given)) if isinstance(given, (list, tuple)) else "" if given is None else str(given)
 
 
 def _matched(selected: Selected) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from draftscope.faults.config_flag import ConfigFlag
 from draftscope.faults.layer_offset import LayerOffset
 from draftscope.faults.layer_set import LayerSet
 from draftscope.faults.lossmask_empty import LossmaskEmpty
+from draftscope.faults.metric import Metric
 from draftscope.faults.nonfinite import NonFinite
 from draftscope.faults.recur_state import RecurState
 from draftscope.faults.residual_missing import ResidualMissing
@@ -30,6 +31,7 @@ FAULTS: tuple[Fault, ...] = (
     TokenShift(),
     RecurState(),
     LossmaskEmpty(),
+    Metric(),
     TrainBudget(),
 )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from draftscope.engines.counted import Counters
 from draftscope.findings import Placed
 
 SideName = Literal["train", "serve"]
@@ -132,6 +133,7 @@ class Measurements:
         changed: switches that the consumer has in effect otherwise than the checkpoint means: name -> (checkpoint, consumer).
         gate: as read; gate_with: the same with a known runtime fault added to the reading, by `key=value`.
         unigram_nll: -log p of the training answers' tokens under their own frequencies.
+        counters: acceptance as the engine tells it; recorded_steps: verify steps of the capture that `measured` is of.
         assigned: unpaired candidates: serving slot -> training entry, with margins.
     """
 
@@ -157,6 +159,8 @@ class Measurements:
     unigram_nll: float | None = None
     assigned: list[tuple[int, int, float]] = field(default_factory=list)
     consumer: str | None = None
+    counters: Counters | None = None
+    recorded_steps: int = 0
 
     @property
     def wanted_by(self) -> str:

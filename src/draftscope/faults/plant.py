@@ -8,6 +8,8 @@ from typing import Literal
 from draftscope.eagle3.reading import Reading
 from draftscope.target.wiring import Wiring
 
+Reported = Literal["counts", "simulated", "bonus left out", "conditional as joint"]
+
 
 @dataclass(frozen=True, slots=True)
 class Plant:
@@ -21,6 +23,8 @@ class Plant:
         stored_map: how the exporter wrote `d2t`.
         loss_mask: `empty` when the assistant marker was never found.
         training_sequences: the draft trained anew, on so few sequences; None = the pair's own draft.
+        reported: how acceptance is told beside the capture: the engine's counts, a log of an engine that simulates it, or figures
+            that count something else.
         labels: the names that the writer of the training data gives its entries; () = boundaries, truthfully.
     """
 
@@ -33,6 +37,7 @@ class Plant:
     loss_mask: Literal["kept", "empty"] = "kept"
     training_sequences: int | None = None
     labels: tuple[str, ...] = ()
+    reported: Reported = "counts"
 
     @classmethod
     def healthy(cls, boundaries: tuple[int, ...]) -> Plant:

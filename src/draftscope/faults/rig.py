@@ -67,18 +67,25 @@ class Rig:
         self.write_training(plant, train)
         self.write_checkpoint(plant, draft)
         summary = self.serve(plant, draft, serve)
-        metrics = out / "counters.json"
-        metrics.write_text(
-            json.dumps(
-                {
-                    "schema": "draftscope.generate/1",
-                    "k": self.k,
-                    "drafts": summary.steps,
-                    "accepted_per_position": summary.accepted,
-                }
-            )
-        )
+        metrics = self.report(plant, summary, out)
         return Run(train, serve, draft, metrics, summary)
+
+    def report(self, plant: Plant, summary: Summary, folder: Path) -> Path:
+        """Acceptance as it is told: the engine's counts, or as planted."""
+        if plant.reported == "simulated":
+            path, length = folder / "server.log", 1 + self.k / 2
+            line = f"Decode batch, #running-req: 8, accept len: {length:.2f}, accept rate: {(length - 1) / self.k:.2f}, "
+            path.write_text("\n".join([f"export SGLANG_SIMULATE_ACC_LEN={length}", *[line] * 9]))
+            return path
+        told: dict[str, object] = {
+            "counts": {"schema": "draftscope.generate/1", "k": self.k, "drafts": summary.steps,
+                       "accepted_per_position": summary.accepted},
+            "bonus left out": {"accept_length": (summary.accept_length or 1) - 1},
+            "conditional as joint": {"per_position": [share or 0.0 for share in summary.conditional]},
+        }
+        path = folder / "counters.json"
+        path.write_text(json.dumps(told[plant.reported]))
+        return path
 
     def write_training(self, plant: Plant, folder: Path) -> None:
         """Training states, taken and labelled as the data writer does."""

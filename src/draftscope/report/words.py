@@ -97,6 +97,8 @@ def remark(rung: Rung) -> str:
     """What to know of a rung besides its figures."""
     held = {True: "held out", False: "in-sample", None: ""}[rung.held_out]
     over = count(rung.rounds, "round") if rung.readout != "all" else count(rung.rows, "row")
+    if rung.readout == "engine" and not rung.rounds:
+        over = "an average, of how many rounds is not told"
     readout = {"walk": "", "engine": "at the engine's steps", "all": "over all rows"}[rung.readout]
     return ", ".join(part for part in (over, readout, held) if part)
 
