@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from draftscope.cli.common import HtmlOption, JsonOption, QuietOption, SeedOption, SkipBadOption, ThreadsOption, setup
-from draftscope.errors import DraftscopeError
+from draftscope.errors import DraftscopeError, UsageError
 from draftscope.findings import Diagnosis
 
 EXIT = {"clean": 0, "undecided": 5}
@@ -44,6 +44,14 @@ def command(
     metrics_window: Annotated[float, typer.Option(
         "--metrics-window", min=0, max=86400, metavar="SECONDS",
         help="Scrape the address twice, so long apart, and count what came in between.")] = 0.0,
+    url: Annotated[str | None, typer.Option(
+        "--url", metavar="URL",
+        help="A running server (vLLM, SGLang): it is asked for greedy answers to training prompts and to fresh ones; --serve is "
+        "then the folder into which it captures.")] = None,
+    prompts: Annotated[Path | None, typer.Option(
+        "--prompts", metavar="FILE", help="Fresh prompts for --url, as JSONL; without them those of --train-heldout.")] = None,
+    requests: Annotated[int, typer.Option("--requests", min=1, metavar="N", help="Prompts of each kind for --url.")] = 24,
+    max_new: Annotated[int, typer.Option("--max-new", min=4, metavar="N", help="Tokens of an answer of --url at most.")] = 64,
     consumer: Annotated[
         str | None,
         typer.Option(
@@ -71,6 +79,8 @@ def command(
     Exit code: 0 clean, 1 a cause was found, 5 undecided, 3 input that can't be read.
     """
     ui = setup(quiet, threads, seed, json, html, refusal=refusal)
+    if prompts is not None and url is None:
+        raise UsageError("--prompts are asked of a server", remedy="Give its address with --url")
     from draftscope.diagnose.case import Inputs
     from draftscope.diagnose.run import diagnose
     from draftscope.report.html import page
@@ -84,6 +94,10 @@ def command(
         target=target,
         metrics=metrics or None,
         metrics_window=metrics_window,
+        url=url,
+        prompts=prompts,
+        requests=requests,
+        max_new=max_new,
         consumer=consumer,
         k=k,
         max_tokens=max_tokens,

@@ -17,7 +17,7 @@ class _Room(ModuleType):
         from draftscope.diagnose.case import Inputs
         from draftscope.diagnose.run import diagnose
 
-        paths = ("train", "train_heldout", "serve", "draft", "target")
+        paths = ("train", "train_heldout", "serve", "draft", "target", "prompts")
         inputs: dict[str, Any] = {k: Path(v) if k in paths and v is not None else v for k, v in given.items()}
         return diagnose(Inputs(**inputs))
 

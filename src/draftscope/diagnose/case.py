@@ -29,6 +29,8 @@ class Inputs:
         target: a folder with weights, or with only the target parts.
         metrics: what tells the engine's own counts, one or several as `engines.counters.read_counters` takes them: files, or a
             server's address; metrics_window: seconds between two scrapes of an address, 0 = one.
+        url: a running server, asked for greedy answers; prompts: fresh ones for it, beside those of the training data; requests
+            and max_new: how many of each, and how long.
         consumer: whose reading of the checkpoint is in effect, as `vllm@0.32`; None = what the capture says.
         max_tokens: feature rows taken from each source.
         formats: how states are read: those of training data count for `train`, those of captures for `serve`.
@@ -42,6 +44,10 @@ class Inputs:
     target: Path | None = None
     metrics: Path | str | Several[Path | str] | None = None
     metrics_window: float = 0.0
+    url: str | None = None
+    prompts: Path | None = None
+    requests: int = 24
+    max_new: int = 64
     consumer: str | None = None
     k: int | None = None
     max_tokens: int = 4096
@@ -108,8 +114,8 @@ def open_case(inputs: Inputs, report: Callable[[str], None] = lambda _: None) ->
         UsageError: nothing to work on.
         DraftscopeError: a file that can't be read, or files that contradict each other (widths, vocabulary).
     """
-    if not (inputs.train or inputs.serve or inputs.draft or inputs.metrics):
-        raise UsageError("nothing to diagnose", remedy="Give at least one of --train, --serve, --draft, --metrics")
+    if not (inputs.train or inputs.serve or inputs.draft or inputs.metrics or inputs.url):
+        raise UsageError("nothing to diagnose", remedy="Give at least one of --train, --serve, --draft, --metrics, --url")
     case = Case(inputs)
     if inputs.target is not None:
         case.parts = read_parts(inputs.target)

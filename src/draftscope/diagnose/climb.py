@@ -39,6 +39,11 @@ def climb(examination: Examination) -> None:
             examination.rungs["measured"] = counted = examination.counted
             m.rungs["measured"] = RungFacts(counted.length, counted.joint, None, None, counted.rows)
             m.recorded_steps = counted.rounds
+    if examination.live is not None:
+        counters = examination.live.counters(every=case.serve is not None)
+        _counters(examination, counters)
+        if not counters.simulated:
+            examination.rungs["measured"] = examination.live.rung(every=case.serve is not None)
     if case.inputs.metrics is not None:
         _counters(examination, read_counters(case.inputs.metrics, case.inputs.metrics_window))
     unfit = [name for name in m.missing if name != "d2t"] + list(m.poisoned)

@@ -16,13 +16,14 @@ from draftscope.diagnose.case import Case, Inputs, Selected, open_case
 from draftscope.diagnose.climb import climb
 from draftscope.diagnose.effects import costs
 from draftscope.diagnose.ladder import Ladder
+from draftscope.diagnose.live import Live, hear, separated
 from draftscope.diagnose.placing import place
 from draftscope.diagnose.sides import SweptSide, judging, side_facts
 from draftscope.diagnose.verdict import Judged, conclude
 from draftscope.eagle3.reading import Reading
 from draftscope.errors import DraftscopeError, UsageError
 from draftscope.faults import FAULTS
-from draftscope.faults.measurements import Measurements
+from draftscope.faults.measurements import LiveFacts, Measurements
 from draftscope.findings import Diagnosis, Placement, Rung
 from draftscope.inspecting.verify import read_mark
 from draftscope.linting.values import poisoned
@@ -40,7 +41,11 @@ def diagnose(inputs: Inputs, report: Report = lambda _: None) -> Diagnosis:
     Raises:
         DraftscopeError, UsageError: inputs that can't be read, or that contradict each other.
     """
-    return Examination(open_case(inputs, report), report).conclude()
+    live = hear(inputs, report) if inputs.url is not None else None
+    case = open_case(inputs, report)
+    if live is not None and live.k is not None and inputs.k is None:
+        case.k = live.k
+    return Examination(case, report, live).conclude()
 
 
 @dataclass
@@ -49,6 +54,7 @@ class Examination:
 
     case: Case
     report: Report
+    live: Live | None = None
     m: Measurements = field(default_factory=Measurements)
     steps: list[str] = field(default_factory=list)
     next: list[str] = field(default_factory=list)
@@ -66,6 +72,7 @@ class Examination:
         self.read_target_parts()
         place(self)
         climb(self)
+        self.tell_live()
         suspicions = [suspicion for fault in FAULTS for suspicion in fault.recognise(self.m)]
         found = None
         if self.ladder is not None and "served" in self.rungs:
@@ -79,6 +86,8 @@ class Examination:
         case, m = self.case, self.m
         m.layers, m.model_type = case.layers, None if case.parts is None else case.parts.model_type
         m.consumer = case.inputs.consumer or self._claimed_consumer()
+        if m.consumer is None and self.live is not None:
+            m.consumer = self._known(self.live.server.engine, self.live.server.version)
         if case.checkpoint is None:
             self.next.append("give the draft (--draft): without it nothing can be replayed")
             return
@@ -104,7 +113,10 @@ class Examination:
     def _claimed_consumer(self) -> str | None:
         if self.case.serve is None:
             return None
-        engine, engine_version = self.case.serve.meta.get("engine"), str(self.case.serve.meta.get("engine_version", ""))
+        return self._known(self.case.serve.meta.get("engine"), str(self.case.serve.meta.get("engine_version", "")))
+
+    def _known(self, engine: object, engine_version: str | None) -> str | None:
+        """The consumer of that release, or the nearest with a note; None with a note where there is none."""
         known = [one.id for one in CONSUMERS.values() if one.name == engine and not one.flag]
         if known and engine_version:
             with suppress(UsageError):
@@ -119,6 +131,17 @@ class Examination:
                 f"--for ({', '.join(known)})"
             )
         return None
+
+    def tell_live(self) -> None:
+        """What the running server's counts separate, once it is known what the draft does on its training states."""
+        if self.live is None:
+            return
+        kind, said = separated(self.live, self.rungs.get("trained"))
+        self.steps += [f"asked: {said}", *(f"asked: {note}" for note in self.live.notes)]
+        self.matched["live"] = {"separates": kind, **self.live.told()}
+        self.m.live = LiveFacts(kind, said)
+        if kind == "elsewhere" or (kind == "unknown" and not self.m.serve):
+            self.next.append(said)
 
     # -- step 2: integrity --------------------------------------------------------------------------------------------------
 

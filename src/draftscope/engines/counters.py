@@ -30,7 +30,7 @@ from draftscope.engines.prometheus import Scrape, difference, parse
 from draftscope.engines.settings import Settings, distortions, read_settings
 from draftscope.errors import DraftscopeError, UsageError
 
-__all__ = ["Counters", "read_counters"]
+__all__ = ["Counters", "count", "read_counters"]
 
 REMEDY = ("Give /metrics of the server (its address, or saved), its log, its answers, its server info, or the JSON that "
           "`draftscope generate --json` wrote")
@@ -64,10 +64,11 @@ def read_counters(places: Path | str | Sequence[Path | str], window: float = 0.0
             wait(window)
             metrics, info = fetch(address)
         documents += [metrics] if info is None else [metrics, info]
-    return _together(documents)
+    return count(documents)
 
 
-def _together(documents: Sequence[Document]) -> Counters:
+def count(documents: Sequence[Document]) -> Counters:
+    """Acceptance from documents at hand; see `read_counters`."""
     settings, scrapes = Settings(), []
     parsed: dict[int, list[Any] | None] = {}
     for number, document in enumerate(documents):

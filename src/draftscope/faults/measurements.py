@@ -117,6 +117,14 @@ class RungFacts:
     rows: int
 
 
+@dataclass(frozen=True, slots=True)
+class LiveFacts:
+    """What a running server's counts on training prompts and fresh ones separate (`diagnose.live.separated`)."""
+
+    separates: str
+    says: str
+
+
 @dataclass(slots=True)
 class Measurements:
     """Everything the faults may look at.
@@ -160,6 +168,7 @@ class Measurements:
     assigned: list[tuple[int, int, float]] = field(default_factory=list)
     consumer: str | None = None
     counters: Counters | None = None
+    live: LiveFacts | None = None
     recorded_steps: int = 0
 
     @property

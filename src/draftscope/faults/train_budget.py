@@ -22,6 +22,28 @@ class TrainBudget(Fault):
     variants = ("few sequences",)
 
     def recognise(self, m: Measurements) -> list[Suspicion]:
+        return self._on_fresh_prompts(m) + self._everywhere(m)
+
+    def _on_fresh_prompts(self, m: Measurements) -> list[Suspicion]:
+        """A server that serves training prompts as well as replay has them, and others worse."""
+        if m.live is None or m.live.separates != "text":
+            return []
+        return [Suspicion(
+            fault=self.id, side="train", where=[],
+            says="the draft does clearly worse on fresh prompts than on those of its training",
+            strength="supported",
+            evidence=[Evidence(
+                hypothesis="what the draft learned does not reach beyond its training prompts",
+                prediction="on its training prompts it accepts what replay on the training states gives; on fresh ones less",
+                measurement="greedy answers of the running server to prompts of both kinds, by its own counters",
+                result=m.live.says, decides="train-budget if only the fresh prompts lose",
+            )],
+            fix=Fix(says="Train on more prompts, and on prompts such as are served; the server itself is sound."),
+            recovery="needs-retraining",
+            caveats=["fresh prompts of another domain than the training data's lose as well: that is data, not quantity"],
+        )]
+
+    def _everywhere(self, m: Measurements) -> list[Suspicion]:
         rung = m.rungs.get("trained")
         if rung is None or rung.nll is None or not m.unigram_nll or not rung.joint:
             return []

@@ -6,11 +6,10 @@ import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from draftscope.errors import DraftscopeError
 from draftscope.pipeline.conversations import Renderer
-from draftscope.target.model import Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +21,14 @@ class Prompt:
     token_ids: list[int]
 
 
-def read_prompts(path: Path, target: Target, *, limit: int | None = None) -> list[Prompt]:
+class Tokenizing(Protocol):
+    """A target as far as prompts need it: transformers' tokenizer, read when first asked for."""
+
+    @property
+    def tokenizer(self) -> Any: ...
+
+
+def read_prompts(path: Path, target: Tokenizing, *, limit: int | None = None) -> list[Prompt]:
     """Read lines of {"messages"}, {"prompt"} or {"token_ids"}; empty lines are passed over.
 
     Of `messages` an assistant turn at the end is left away: what is asked for is the answer.
@@ -58,7 +64,7 @@ def read_prompts(path: Path, target: Target, *, limit: int | None = None) -> lis
 
 
 class _Encoder:
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Tokenizing) -> None:
         self._target = target
 
     @cached_property
