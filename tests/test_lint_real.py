@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from spoilt import IDS, LAYERS, VOCAB, change, healthy, speculators, target_config
+from spoilt import IDS, LAYERS, VOCAB, WIDTH, change, healthy, speculators, target_config
 
 from draftscope.consumers import effective
 from draftscope.eagle3.checkpoint import load_checkpoint
@@ -64,6 +64,7 @@ SPECULATORS: dict[str, Maker] = {
     "model": lambda d: change(speculators(d), prefix="model."),
     "draft_model": lambda d: change(speculators(d), prefix="draft_model."),
     "both_norms": lambda d: speculators(d, norm_before_fc=True, fc_norm=True),
+    "four_slots": lambda d: change(speculators(d, **{IDS: [2, 10, 20, 27]}), put={"fc.weight": torch.randn(WIDTH, 4 * WIDTH)}),
 }
 
 

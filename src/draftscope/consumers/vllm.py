@@ -49,6 +49,9 @@ def _layer(prefix: str) -> tuple[Switch, ...]:
     )
 
 
+# Its layers have no biases, its model neither the norm over all slots nor a switch for `fc` (_LATENT).
+_LATENT_SETS = {"qk_norm": False, "norm_before_fc": False, "use_aux_hidden_state": True, "sliding_window": None,
+                "attention_bias": False, "attention_output_bias": False, "mlp_bias": False}
 _AUX = Switch("use_aux_hidden_state", ("eagle_config.use_aux_hidden_state",), True, f"{_MODEL} LlamaModel")
 
 VLLM_0_33 = Consumer(
@@ -59,7 +62,7 @@ VLLM_0_33 = Consumer(
     architecture_source="model_executor/models/registry.py",
     dialects=("native", "speculators"),
     sets={"": {"qk_norm": False}, _QWEN3: {"qk_norm": True, "attention_output_bias": False, "mlp_bias": False},
-          **{name: {"qk_norm": False, "norm_before_fc": False, "norm_before_residual": False} for name in _MLA}},
+          **dict.fromkeys(_MLA, _LATENT_SETS)},
     switches={
         "native": (
             Switch("norm_before_residual", ("norm_before_residual",), False, f"{_MODEL} LlamaDecoderLayer"),
