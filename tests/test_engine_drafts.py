@@ -46,6 +46,7 @@ BOTH: dict[str, dict[str, Any]] = {
 ENGINE = BOTH | {
     # Its Llama-like class has no key for this in speculators' form, and refuses the file (tests/test_lint_real.py).
     "slots": {"slots": 4, "boundaries": (1, 2, 4, 5)},
+    "part rotated": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
     "both norms": {"norm_before_fc": True, "fc_norm": True}, "target width": {"target_hidden_size": 48},
     "no fc": {"use_aux_hidden_state": False, "slots": 1, "boundaries": None},
 }

@@ -64,12 +64,13 @@ def consume(target: Path, draft: Path) -> dict[str, Any]:
         for parameter in model.parameters():
             parameter.fill_(MARK)
     inner = model.model
+    attention = inner.layers[0].self_attn
     answer["settings"] = {
-        "norm_before_fc": bool(inner.norm_before_fc), "fc_norm": getattr(inner, "fc_norm", None) is not None,
-        "norm_output": bool(inner.norm_output), "use_aux_hidden_state": bool(inner.use_aux_hidden_state),
+        "norm_before_fc": bool(getattr(inner, "norm_before_fc", False)), "fc_norm": getattr(inner, "fc_norm", None) is not None,
+        "norm_output": bool(inner.norm_output), "use_aux_hidden_state": bool(getattr(inner, "use_aux_hidden_state", True)),
         "norm_before_residual": inner.layers[0]._residual_norm.__name__ == "_norm_before_residual",
-        "attention_bias": inner.layers[0].self_attn.qkv_proj.bias is not None,
-        "qk_norm": hasattr(inner.layers[0].self_attn, "q_norm"), "layers": len(inner.layers),
+        "attention_bias": getattr(getattr(attention, "qkv_proj", None), "bias", None) is not None,
+        "qk_norm": hasattr(attention, "q_norm"), "layers": len(inner.layers),
     }
     answer["fc_inputs"] = inner.fc.input_size if hasattr(inner, "fc") else None
     model.load_weights(load_file(draft / "model.safetensors").items())

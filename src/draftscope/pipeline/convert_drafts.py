@@ -315,7 +315,7 @@ def _beyond_latent(config: DraftConfig, engine: str) -> list[str]:
         "norm_before_fc: true with mla": config.norm_before_fc,
         f"sliding_window: {config.sliding_window} with mla": config.sliding_window is not None,
         "attention_bias: true with mla": config.attention_bias or config.attention_output_bias,
-        "q_lora_rank: null": engine == "sglang" and config.mla.q_lora_rank is None,
+        "q_lora_rank: null": config.mla.q_lora_rank is None,
         f"layers: {config.layers} with mla": engine == "sglang" and config.layers > 1,
         "use_aux_hidden_state: false with mla": not config.use_aux_hidden_state,
     }
