@@ -38,7 +38,7 @@ def python_of(stack: str, *needs: str) -> Path:
 def run_recipe(stack: str, recipe: str, *arguments: str | Path, needs: tuple[str, ...] = (), threads: int = 1) -> str:
     """Run a recipe in a stack's environment; what it printed. Fails with the end of its errors.
 
-    Memory comes filled with one byte (glibc), so that what nothing initialises is the same in every run, and neither zero nor NaN.
+    Memory comes filled with one byte (glibc): what nothing initialises is the same in every run, and neither zero nor NaN.
     """
     run = subprocess.run([python_of(stack, *needs), RECIPES / recipe, *arguments], capture_output=True, text=True, check=False,
                          env=os.environ | {"OMP_NUM_THREADS": str(threads), "MALLOC_PERTURB_": "90"})

@@ -6,7 +6,6 @@ vLLM's attention and key/value cache run too: CPU_ATTN, and CPU_MLA for latent a
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,7 +35,8 @@ BOTH: dict[str, dict[str, Any]] = {
     "biases": {"attention_bias": True, "attention_output_bias": True, "mlp_bias": True},
     "layers": {"layers": 3, "norm_output": True}, "qwen layers": {"layers": 2, "qk_norm": True, "norm_before_residual": True},
     "window": {"sliding_window": 6}, "windows": {"layers": 3, "sliding_window": 6, "sliding_layers": (0, 2)},
-    "qwen slots": {"slots": 4, "boundaries": (1, 2, 4, 5), "qk_norm": True}, "rope": {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
+    "qwen slots": {"slots": 4, "boundaries": (1, 2, 4, 5), "qk_norm": True},
+    "rope": {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
     "linear": {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}},
     "yarn": {"rope_parameters": YARN, "max_position_embeddings": 64}, "llama3": {"rope_parameters": LLAMA3},
     "whole vocabulary": {"draft_vocab": VOCAB},

@@ -82,7 +82,8 @@ SPECULATORS: dict[str, Maker] = {
     "draft_model": lambda d: change(speculators(d), prefix="draft_model."),
     "both_norms": lambda d: speculators(d, norm_before_fc=True, fc_norm=True),
     "no_verifier": lambda d: speculators(d, verifier=None),
-    "four_slots": lambda d: change(speculators(d, **{IDS: [2, 10, 20, 27]}), put={"fc.weight": torch.randn(WIDTH, 4 * WIDTH).bfloat16()}),
+    "four_slots": lambda d: change(speculators(d, **{IDS: [2, 10, 20, 27]}),
+                                   put={"fc.weight": torch.randn(WIDTH, 4 * WIDTH).bfloat16()}),
 }
 
 

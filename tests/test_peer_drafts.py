@@ -28,8 +28,9 @@ LLAMA3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_fac
 DYNAMIC = {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}, "max_position_embeddings": 64}
 
 # Not shared. speculators: a target of another width, biases of fc, both norms before fc, the head without norm, no fc, latent
-# attention, rope of a part of the head, whose key its trainer takes out. SpecForge: norms before the residual or over all slots, post-norm feedback, norms per head, biases, further layers,
-# windows, other slots than three, no fc, latent attention; dynamic rope, whose base it takes for 20 rows more than the context. `convert` refuses the first by name (tests/test_convert_drafts.py).
+# attention (`convert` refuses these by name), and rope of a part of the head, whose key its trainer takes out. SpecForge: norms
+# before the residual or over all slots, post-norm feedback, norms per head, biases, further layers, windows, other slots than
+# three, no fc, latent attention, and dynamic rope, whose base it takes for 20 rows more than the context.
 SPECULATORS: dict[str, dict[str, Any]] = {
     "plain": {}, "norm_before_residual": {"norm_before_residual": True}, "norm_before_fc": {"norm_before_fc": True},
     "fc_norm": {"fc_norm": True}, "norm_output": {"norm_output": True}, "qk_norm": {"qk_norm": True},

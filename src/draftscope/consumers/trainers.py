@@ -97,7 +97,8 @@ SPECULATORS = Consumer(
     write_key=_IDS,
     needs={"t2d": "smaller"},
     own_width=(f"{_CORE} Eagle3DraftModel.load_verifier_weights"),
-    required=(Required("speculators_config.verifier.name_or_path", f"{_CORE} Eagle3DraftModel.load_verifier_weights", null=True),),
+    required=(Required("speculators_config.verifier.name_or_path", f"{_CORE} Eagle3DraftModel.load_verifier_weights",
+                       null=True),),
 )
 
 _DRAFT = "specforge/modeling/draft/llama3_eagle.py"
