@@ -217,7 +217,10 @@ class _Work:
                 held["embed_tokens.weight"] = parts.embedding.contiguous()
                 self.steps.append("embed_tokens.weight taken from the target")
             else:
-                self.caveats.append("embed_tokens.weight is missing: speculators itself loads it from the target it is given")
+                self.caveats.append("embed_tokens.weight is missing, and speculators 0.9 does not dependably take it from the target: "
+                                    "give --target with its weights")
+        if "lm_head.weight" not in held:
+            self.caveats.append("lm_head.weight is missing, and speculators 0.9 does not dependably take it from the target")
         return {re.sub(r"^midlayer\.", "layers.0.", name): tensor for name, tensor in held.items()}
 
     def _later_norms(self, held: dict[str, Tensor]) -> dict[str, Tensor]:
