@@ -217,8 +217,8 @@ class _Work:
                 held["embed_tokens.weight"] = parts.embedding.contiguous()
                 self.steps.append("embed_tokens.weight taken from the target")
             else:
-                self.caveats.append("embed_tokens.weight is missing, and speculators 0.9 does not dependably take it from the target: "
-                                    "give --target with its weights")
+                self.caveats.append("embed_tokens.weight is missing, and speculators 0.9 does not dependably take it from the "
+                                    "target: give --target with its weights")
         if "lm_head.weight" not in held:
             self.caveats.append("lm_head.weight is missing, and speculators 0.9 does not dependably take it from the target")
         return {re.sub(r"^midlayer\.", "layers.0.", name): tensor for name, tensor in held.items()}
