@@ -63,7 +63,7 @@ def change(folder: Path, keys: dict[str, Any] | None = None, *, drop: tuple[str,
     return folder
 
 
-def speculators(folder: Path, model_type: str = "llama", **keys: Any) -> Path:
+def speculators(folder: Path, model_type: str = "llama", verifier: str | None = "target", **keys: Any) -> Path:
     """The same draft as speculators saves it."""
     healthy(folder)
     raw = json.loads((folder / "config.json").read_text())
@@ -74,9 +74,10 @@ def speculators(folder: Path, model_type: str = "llama", **keys: Any) -> Path:
            "norm_before_residual": False, "transformer_layer_config": layer,
            "speculators_config": {"algorithm": "eagle3", "default_proposal_method": "greedy",
                                   "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 3}],
-                                  "verifier": {"name_or_path": None, "architectures": ["LlamaForCausalLM"]}}} | keys
+                                  "verifier": {"name_or_path": verifier, "architectures": ["LlamaForCausalLM"]}}} | keys
     (folder / "config.json").write_text(json.dumps(new))
-    return change(folder, rename={"midlayer.": "layers.0."})
+    embedding = torch.randn(VOCAB, WIDTH, generator=torch.Generator().manual_seed(7))
+    return change(folder, rename={"midlayer.": "layers.0."}, put={"embed_tokens.weight": embedding.bfloat16()})
 
 
 def target_config(folder: Path, **keys: Any) -> Path:

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from spoilt import DRAFT_VOCAB, IDS, LAYERS, VOCAB, WIDTH, change, healthy
+from spoilt import DRAFT_VOCAB, IDS, LAYERS, VOCAB, WIDTH, change, healthy, speculators
 
 from draftscope.consumers import CONSUMERS, ask, config_for, effective, everybody, names, setting_for
 from draftscope.consumers.facts import Consumer
 from draftscope.consumers.naming import naming_of, reaches
 from draftscope.eagle3.checkpoint import Checkpoint, load_checkpoint
-from draftscope.eagle3.config import DraftConfig
+from draftscope.eagle3.config import DraftConfig, LatentAttention
 
 BASE = {"hidden_size": WIDTH, "target_hidden_size": WIDTH, "intermediate_size": 2 * WIDTH, "num_attention_heads": 4,
         "num_key_value_heads": 2, "head_dim": 16, "vocab_size": VOCAB, "draft_vocab_size": DRAFT_VOCAB}
@@ -136,6 +136,54 @@ def test_a_latent_draft_has_names_of_its_own() -> None:
     assert setting("sglang@0.5.23", "norm_before_fc", raw) is False and setting("vllm@0.33", "norm_before_fc", raw) is False
 
 
+LATENT = LatentAttention(q_lora_rank=8, kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=8)
+
+
+def test_a_latent_draft_in_vllm() -> None:
+    raw = {"architectures": ["Eagle3DeepseekV2ForCausalLM"], "norm_before_residual": True, "fc_norm": True, "norm_output": True,
+           "attention_bias": True, "eagle_config": {"use_aux_hidden_state": False}}
+    taken = {name: effective(described(raw, mla=LATENT), name, LAYERS).reading.settings for name in VLLM}
+    assert all(found["norm_before_residual"] and found["use_aux_hidden_state"] for found in taken.values())
+    assert not any(found["attention_bias"] or found["norm_before_fc"] for found in taken.values())
+    assert {name for name, found in taken.items() if found["fc_norm"] and found["norm_output"]} == {"vllm@0.32", "vllm@0.33"}
+    for name in (*VLLM, "sglang@0.5.23"):
+        for rank, loads in ((8, True), (None, False)):
+            found = effective(described(raw, mla=LATENT.model_copy(update={"q_lora_rank": rank})), name, LAYERS)
+            assert any("without q_lora_rank" in note for note in found.notes) is not loads
+
+
+@pytest.mark.parametrize(("name", "loads"), [("vllm@0.20", False), ("vllm@0.32", True), ("vllm@0.33", True)])
+def test_a_bias_that_no_module_has(name: str, loads: bool, tmp_path: Path) -> None:
+    folder = change(healthy(tmp_path, attention_bias=True, attention_output_bias=True), {"attention_bias": None})
+    found = effective(load_checkpoint(folder, target_layers=LAYERS), name, LAYERS)
+    assert found.loads is loads and "midlayer.self_attn.q_proj.bias" in found.ignored
+    assert {point.fault for point in found.points if point.question.endswith(".bias")} == {"config-flag"}
+
+
+def test_the_norm_over_all_slots_of_a_latent_draft(tmp_path: Path) -> None:
+    folder = healthy(tmp_path, mla=LATENT, norm_before_fc=True)
+    found = effective(load_checkpoint(folder, target_layers=LAYERS), "vllm@0.32", LAYERS)
+    assert not found.loads and "input_norm.weight" in found.ignored
+
+
+def test_speculators_opens_a_draft_with_its_target_only(tmp_path: Path) -> None:
+    for verifier, loads in (("a", True), (None, False)):
+        made = speculators(tmp_path / str(verifier), verifier=verifier)
+        assert effective(load_checkpoint(made, target_layers=LAYERS), "speculators", LAYERS).loads is loads
+    lost = change(speculators(tmp_path / "lost"), drop=("lm_head.", "embed_tokens."), prefix="model.")
+    found = effective(load_checkpoint(lost, target_layers=LAYERS), "speculators", LAYERS)
+    assert found.loads and found.head == "initial" and set(found.initial) == {"lm_head.weight", "embed_tokens.weight"}
+
+
+def test_yarn_of_specforge_wants_all_its_keys() -> None:
+    yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 512}
+    whole = yarn | {"beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 0.0}
+    said = {False: effective(described({"rope_parameters": yarn}, rope_parameters=yarn), "specforge", LAYERS).notes,
+            True: effective(described({"rope_parameters": whole}, rope_parameters=whole), "specforge", LAYERS).notes}
+    assert any("beta_fast and beta_slow and mscale" in note for note in said[False])
+    assert not any("yarn rope without" in note for note in said[True])
+
+
 @pytest.mark.parametrize(("asked", "known"), [
     ("sglang@0.5.12", "sglang@0.5.10"), ("sglang@0.5.12:eagle", "sglang@0.5.10:eagle"), ("sglang@0.5.14:EAGLE3", "sglang@0.5.14"),
     ("sglang@0.5.10.post1", "sglang@0.5.10"), ("sglang@0.6", "sglang@0.5.23"), ("vllm@0.25.1", "vllm@0.20"),
@@ -168,7 +216,8 @@ def test_every_fact_names_its_source() -> None:
         assert all(".py" in source for source in sources(known)), known.id
         fields = [row.field for table in known.switches.values() for row in table]
         assert set(fields) <= set(DraftConfig.model_fields)
-        assert [fact.when for fact in known.tensors if not fact.prefix] == ["missing", "idle"], "every tensor has a row"
+        general = [fact.when for fact in known.tensors if not (fact.prefix or fact.suffix or fact.architectures)]
+        assert general == ["missing", "idle"], "every tensor has a row"
 
 
 def test_keys_that_put_a_setting_into_effect() -> None:

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from spoilt import IDS, LAYERS, VOCAB, change, healthy, speculators, target_config
+from peers import run_recipe
+from spoilt import IDS, LAYERS, VOCAB, WIDTH, change, healthy, speculators, target_config
+from support import save_target
 
 from draftscope.consumers import effective
 from draftscope.eagle3.checkpoint import load_checkpoint
-from draftscope.target.embedded import cache_directory
+from draftscope.eagle3.config import LatentAttention
 
-RECIPES = Path(__file__).parents[1] / "recipes" / "foreign"
 Maker = Callable[[Path], Path]
+MLA = LatentAttention(q_lora_rank=24, kv_lora_rank=512, qk_nope_head_dim=16, qk_rope_head_dim=64, v_head_dim=24)
 
 pytestmark = pytest.mark.timeout(3600)
 
@@ -51,6 +51,19 @@ NATIVE: dict[str, Maker] = {
     "rope_both": lambda d: change(healthy(d), {"rope_scaling": {"rope_type": "linear", "factor": 4.0}, "rope_theta": 2e4}),
     "qwen": lambda d: healthy(d, qk_norm=True),
     "qwen_as_llama": lambda d: change(healthy(d, qk_norm=True), {"architectures": ["LlamaForCausalLMEagle3"]}),
+    "biases": lambda d: healthy(d, attention_bias=True, attention_output_bias=True, mlp_bias=True),
+    "stray_biases": lambda d: change(healthy(d, attention_bias=True, attention_output_bias=True, mlp_bias=True, fc_bias=True),
+                                     {"attention_bias": None, "mlp_bias": None, "bias": None}),
+    "qwen_biases": lambda d: healthy(d, qk_norm=True, attention_bias=True, attention_output_bias=True),
+    "mla": lambda d: healthy(d, mla=MLA),
+    "mla_switches": lambda d: healthy(d, mla=MLA, norm_before_residual=True, fc_norm=True, norm_output=True, layers=2),
+    "mla_before_fc": lambda d: healthy(d, mla=MLA, norm_before_fc=True),
+    "mla_said_before_fc": lambda d: change(healthy(d, mla=MLA), {"norm_before_fc": True}),
+    "mla_biases": lambda d: healthy(d, mla=MLA, attention_bias=True, attention_output_bias=True),
+    "mla_no_query_latent": lambda d: healthy(d, mla=MLA.model_copy(update={"q_lora_rank": None})),
+    "mla_as_v3": lambda d: change(healthy(d, mla=MLA), {"architectures": ["Eagle3DeepseekV3ForCausalLM"]}),
+    "mla_four_slots": lambda d: change(healthy(d, slots=4, mla=MLA), {IDS: [2, 10, 20, 27], "num_aux_hidden_states": None}),
+    "mla_lost_latent": lambda d: change(healthy(d, mla=MLA), drop=("midlayer.self_attn.kv_b_proj",)),
     "tied": lambda d: change(healthy(d), {"tie_word_embeddings": True}),
 }
 SPECULATORS: dict[str, Maker] = {
@@ -59,22 +72,24 @@ SPECULATORS: dict[str, Maker] = {
     "ids": lambda d: speculators(d, **{IDS: [3, 9, 19]}),
     "lost_fc": lambda d: change(speculators(d), drop=("fc.",)),
     "lost_head": lambda d: change(speculators(d), drop=("lm_head.",)),
+    "lost_embedding": lambda d: change(speculators(d), drop=("embed_tokens.",)),
+    "no_map": lambda d: change(speculators(d), drop=("d2t", "t2d")), "no_d2t": lambda d: change(speculators(d), drop=("d2t",)),
     "extra": lambda d: change(speculators(d), put={"extra.weight": torch.zeros(3)}),
     "midlayer": lambda d: change(speculators(d), rename={"layers.0.": "midlayer."}),
     "model": lambda d: change(speculators(d), prefix="model."),
+    "model_but_head": lambda d: change(change(speculators(d), prefix="model."), rename={
+        "model.lm_head": "lm_head", "model.d2t": "d2t", "model.t2d": "t2d"}),
     "draft_model": lambda d: change(speculators(d), prefix="draft_model."),
     "both_norms": lambda d: speculators(d, norm_before_fc=True, fc_norm=True),
+    "no_verifier": lambda d: speculators(d, verifier=None),
+    "four_slots": lambda d: change(speculators(d, **{IDS: [2, 10, 20, 27]}),
+                                   put={"fc.weight": torch.randn(WIDTH, 4 * WIDTH).bfloat16()}),
 }
 
 
 def answers(stack: str, recipe: str, arguments: list[Path], out: Path) -> dict[str, Any]:
-    python = Path(os.environ.get("DRAFTSCOPE_ENVS", cache_directory() / "envs")) / stack / "bin" / "python"
-    if not python.exists():
-        pytest.skip(f"needs the environment of {stack}: scripts/env-{stack} makes it")
-    run = subprocess.run([python, RECIPES / recipe, *arguments], capture_output=True, text=True, check=False,
-                         env=os.environ | {"OMP_NUM_THREADS": "1"})
-    assert run.returncode == 0 and out.exists(), run.stderr[-3000:]
-    return json.loads(out.read_text())
+    run_recipe(stack, recipe, *arguments)
+    return dict(json.loads(out.read_text()))
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +104,8 @@ def in_vllm(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, A
 def native_names(name: str) -> set[str]:
     """Native names of what a fused parameter of vLLM is made of."""
     name = name.removeprefix("model.").replace("layers.0.", "midlayer.").replace("draft_id_to_target_id", "d2t")
-    parts = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+    parts = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj"),
+             "fused_qkv_a_proj": ("q_a_proj", "kv_a_proj_with_mqa")}
     fused = next((key for key in parts if key in name), None)
     return {name} if fused is None else {name.replace(fused, part) for part in parts[fused]}
 
@@ -119,6 +135,7 @@ def test_vllm_does_what_the_facts_say(in_vllm: tuple[Path, dict[str, Any]], name
     initial = {part for one in real["initial"] for part in native_names(one)} - {"embed_tokens.weight"}
     if not real["own"]["head"]:
         initial.discard("lm_head.weight")
+    initial -= {f"layers.{i}.hidden_norm.weight" for i in range(1, 4)}  # there in every layer, used in the first
     assert {n for n in ours.initial if n in initial} == set(ours.initial)
     fused = {part for one in real["initial"] if "_proj" in one for part in native_names(one)}
     assert initial - fused <= set(ours.initial)
@@ -127,7 +144,13 @@ def test_vllm_does_what_the_facts_say(in_vllm: tuple[Path, dict[str, Any]], name
 @pytest.fixture(scope="module")
 def in_speculators(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("speculators")
+    target = save_target(folder / "target", layers=LAYERS, width=WIDTH, vocab=VOCAB, tied=False)
     made = [maker(folder / name) for name, maker in SPECULATORS.items()] + [healthy(folder / "native")]
+    for one in made:
+        raw = json.loads((one / "config.json").read_text())
+        if raw.get("speculators_config", {}).get("verifier", {}).get("name_or_path") is not None:
+            raw["speculators_config"]["verifier"]["name_or_path"] = str(target)
+            (one / "config.json").write_text(json.dumps(raw))
     out = folder / "answers.json"
     return folder, answers("speculators", "consume_speculators.py", [out, *made], out)
 
@@ -147,11 +170,9 @@ def test_speculators_does_what_the_facts_say(in_speculators: tuple[Path, dict[st
     for key, value in real["settings"].items():
         assert ours.reading.settings[key] == value, key
     assert ours.reading.settings["qk_norm"] is real["qk_norm"]
+    assert ours.boundaries == tuple(sorted(real["layer_ids"]))
     assert ours.rope["rope_theta"] == real["rope"]["rope_theta"]
-    initial = {one.replace("layers.0.", "midlayer.") for one in real["initial"]} - {"embed_tokens.weight"}
-    if ours.head == "target":
-        assert "lm_head.weight" in real["nan"], "left for the verifier's rows"
-        initial.discard("lm_head.weight")
-    assert initial == set(ours.initial)
+    assert real["head_of_verifier"] is (ours.head == "target")
+    assert not real["nan"] and {one.replace("layers.0.", "midlayer.") for one in real["initial"]} == set(ours.initial)
     ignored = {one.replace("layers.0.", "midlayer.") for one in ours.ignored} - {"t2d"}
     assert {one.replace("layers.0.", "midlayer.").removeprefix("draft_model.") for one in real["unused"]} == ignored

@@ -24,15 +24,18 @@ def consume(draft: Path) -> dict[str, Any]:
     model = SpeculatorModel.from_pretrained(str(draft))
     stored = load_file(draft / "model.safetensors")
     held = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("verifier_")}
-    arrived = {name for name, tensor in stored.items() if name in held and bool((held[name].float() == tensor.float()).all())}
+    # A prefix may be taken off on the way in: the values tell.
+    places = {name: own for name in stored for own in (name, name.partition(".")[2]) if own in held}
+    arrived = {name: own for name, own in places.items() if bool((held[own].float() == stored[name].float()).all())}
     config = model.config
     return {
         "settings": {name: bool(getattr(config, name)) for name in
                      ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")},
         "qk_norm": hasattr(model.layers[0].self_attn, "q_norm"), "layer_ids": config.eagle_aux_hidden_state_layer_ids,
-        "rope": config.transformer_layer_config.rope_parameters, "initial": sorted(set(held) - arrived),
+        "rope": config.transformer_layer_config.rope_parameters, "initial": sorted(set(held) - set(arrived.values())),
         "nan": sorted(name for name, tensor in held.items() if tensor.is_floating_point() and bool(tensor.isnan().any())),
-        "unused": sorted(set(stored) - arrived),
+        "unused": sorted(set(stored) - set(arrived)),
+        "head_of_verifier": bool((model.lm_head.weight == model.verifier_lm_head.weight).all()),
     }
 
 

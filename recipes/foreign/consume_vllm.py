@@ -30,12 +30,20 @@ from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 MARK = 12345
 
 
-def engine_config(target: Path, draft: Path) -> Any:
-    """vLLM's whole configuration for serving `target` with `draft`."""
+def engine_config(target: Path, draft: Path, **more: Any) -> Any:
+    """vLLM's whole configuration for serving `target` with `draft`; `more` are arguments of the engine."""
     return EngineArgs(
         model=str(target), dtype="float32", enforce_eager=True, max_model_len=256, skip_tokenizer_init=True,
         speculative_config={"method": "eagle3", "model": str(draft), "num_speculative_tokens": 3},
+        **more,
     ).create_engine_config()
+
+
+def begin(target: Path, draft: Path, out: Path) -> None:
+    """The groups of processes that vLLM's layers ask for: this one alone. Their meeting point lies beside `out`."""
+    with set_current_vllm_config(engine_config(target, draft)):
+        init_distributed_environment(1, 0, f"file://{out.absolute()}.rendezvous", 0, "gloo")
+        ensure_model_parallel_initialized(1, 1)
 
 
 def consume(target: Path, draft: Path) -> dict[str, Any]:
@@ -56,12 +64,13 @@ def consume(target: Path, draft: Path) -> dict[str, Any]:
         for parameter in model.parameters():
             parameter.fill_(MARK)
     inner = model.model
+    attention = inner.layers[0].self_attn
     answer["settings"] = {
-        "norm_before_fc": bool(inner.norm_before_fc), "fc_norm": getattr(inner, "fc_norm", None) is not None,
-        "norm_output": bool(inner.norm_output), "use_aux_hidden_state": bool(inner.use_aux_hidden_state),
+        "norm_before_fc": bool(getattr(inner, "norm_before_fc", False)), "fc_norm": getattr(inner, "fc_norm", None) is not None,
+        "norm_output": bool(inner.norm_output), "use_aux_hidden_state": bool(getattr(inner, "use_aux_hidden_state", True)),
         "norm_before_residual": inner.layers[0]._residual_norm.__name__ == "_norm_before_residual",
-        "attention_bias": inner.layers[0].self_attn.qkv_proj.bias is not None,
-        "qk_norm": hasattr(inner.layers[0].self_attn, "q_norm"), "layers": len(inner.layers),
+        "attention_bias": getattr(getattr(attention, "qkv_proj", None), "bias", None) is not None,
+        "qk_norm": hasattr(attention, "q_norm"), "layers": len(inner.layers),
     }
     answer["fc_inputs"] = inner.fc.input_size if hasattr(inner, "fc") else None
     model.load_weights(load_file(draft / "model.safetensors").items())
@@ -81,9 +90,7 @@ def main() -> None:
     for draft in asked.drafts:
         try:
             if not ready:
-                with set_current_vllm_config(engine_config(asked.target, draft)):
-                    init_distributed_environment(1, 0, f"file://{asked.out.absolute()}.rendezvous", 0, "gloo")
-                    ensure_model_parallel_initialized(1, 1)
+                begin(asked.target, draft, asked.out)
                 ready = True
             answers[draft.name] = consume(asked.target, draft)
         except Exception as error:  # whatever vLLM raises is the answer

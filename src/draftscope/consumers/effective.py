@@ -78,6 +78,12 @@ def effective(
     if point.fault:
         settings["rope_parameters"] = rope
         changed["rope_parameters"] = (dict(checkpoint.config.rope_parameters), rope)
+    kind = rope.get("rope_type", "default")
+    if lacking := [key for key in known.rope.needs.get(kind, ()) if rope.get(key) is None]:
+        refused = True
+        points.append(Point("rope keys", "error", None, "rope_parameters",
+                            f"{known.id} does not start with {kind} rope without {' and '.join(lacking)}", known.rope.source,
+                            "pos-id", where=("config rope_parameters",)))
     placed = place(known, asked.runner, checkpoint, target_layers, model_type)
     points += placed.points
     loaded = load(known, checkpoint, settings, architecture)
@@ -161,7 +167,8 @@ def _architecture(known: Consumer, checkpoint: Checkpoint, points: list[Point]) 
             "config-flag", where=("config num_hidden_layers",),
         ))
     for row in known.required:
-        if dialect in known.dialects and not at(raw, row.key)[0]:
+        there, value = at(raw, row.key)
+        if dialect in known.dialects and (not there or (row.null and value is None)):
             refused = True
             points.append(Point("key", "error", None, row.key, f"{known.id} does not start without the key {row.key}", row.source,
                                 "config-flag", where=(f"config {row.key}",)))
@@ -170,6 +177,11 @@ def _architecture(known: Consumer, checkpoint: Checkpoint, points: list[Point]) 
         points.append(Point("target width", "error", checkpoint.config.target_hidden_size, "target_hidden_size",
                             f"{known.id} takes no target of another width than the draft's", known.own_width, "config-flag",
                             where=("config target_hidden_size",)))
+    if known.query_latent and checkpoint.config.mla is not None and checkpoint.config.mla.q_lora_rank is None:
+        refused = True
+        points.append(Point("query latent", "error", None, "q_lora_rank",
+                            f"{known.id} does not load latent attention without q_lora_rank", known.query_latent, "config-flag",
+                            where=("config q_lora_rank",)))
     return architecture, refused
 
 

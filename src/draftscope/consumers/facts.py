@@ -93,6 +93,7 @@ class TensorFact:
             that the consumer has no place for.
         then: `initial` (keeps its initial value), `refuses` (raises), `ignores` (skips it without a word), `target`
             (takes the target's).
+        suffix: what the name ends in too; architectures: where this holds, empty = in all.
     """
 
     prefix: str
@@ -100,6 +101,8 @@ class TensorFact:
     then: Literal["initial", "refuses", "ignores", "target"]
     says: str
     source: str
+    suffix: str = ""
+    architectures: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +111,7 @@ class Naming:
 
     Attributes:
         renames: substrings replaced, in order, before the look-up.
-        prefix: one that may stand before a name (`model.`); empty = none may. lm_head never has it.
+        prefix: one that may stand before a name (`model.`); empty = none may. `everywhere`: before lm_head and the maps too.
         layer: the decoder layers' parameters are called `{layer}N.` here, or `midlayer.` where it is empty.
         exact: whether the maps d2t and t2d have to be called just so; else the letters anywhere in a name do.
         source: of the look-up.
@@ -119,6 +122,7 @@ class Naming:
     layer: str
     exact: bool
     source: str
+    everywhere: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +133,7 @@ class Rope:
         new: whether `rope_parameters` is read; `legacy`: whether `rope_theta` and `rope_scaling` are.
         first: the spelling that wins where the file has both.
         theta: base frequency where no key says it.
+        needs: by rope type, the keys without which the start ends in an error.
     """
 
     new: bool
@@ -136,6 +141,7 @@ class Rope:
     first: Literal["rope_parameters", "rope_scaling"]
     source: str
     theta: float = 10000.0
+    needs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,10 +164,11 @@ class Positions:
 
 @dataclass(frozen=True, slots=True)
 class Required:
-    """A config key without which the start ends in an error."""
+    """A config key without which the start ends in an error; `null` too if it is not enough that the key is there."""
 
     key: str
     source: str
+    null: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +189,7 @@ class Consumer:
         tied_head: where it takes the embedding for the head if `tie_word_embeddings` is true; empty = it does not.
         needs: maps that it cannot do without: always, or where the draft's vocabulary is the smaller one.
         own_width: where it refuses a target of another width than the draft's; empty = it does not.
+        query_latent: where it refuses latent attention without `q_lora_rank`; empty = it does not.
         new_map: what replaces the checkpoint's map, and where; empty = nothing does.
         write_key: the place that every runner of it reads layer ids from, dotted.
         captures: False where no aux states reach the draft at all; `flag_source` says where that is decided.
@@ -211,6 +219,7 @@ class Consumer:
     required: tuple[Required, ...] = ()
     needs: Mapping[str, Literal["always", "smaller"]] = field(default_factory=dict)
     own_width: str = ""
+    query_latent: str = ""
     new_map: tuple[str, str] = ("", "")
     most_layers: Mapping[str, int] = field(default_factory=dict)
     layers_source: str = ""

@@ -54,7 +54,7 @@ def load(known: Consumer, checkpoint: Checkpoint, settings: dict[str, Any], arch
     _absent(known, checkpoint, settings, found, dropped)
     for name in (*checkpoint.tensors, *checkpoint.unexpected):
         if name not in dropped and _idle(name, checkpoint, settings) and name not in known.needs:
-            _unused(known, checkpoint, settings, found, name)
+            _unused(known, checkpoint, found, fact(known, "idle", name, architecture), name)
     _head(known, checkpoint, found)
     _slots(known, checkpoint, found, architecture)
     if not known.captures:
@@ -65,8 +65,10 @@ def load(known: Consumer, checkpoint: Checkpoint, settings: dict[str, Any], arch
     return found
 
 
-def fact(known: Consumer, when: Literal["missing", "idle"], name: str) -> TensorFact:
-    return next(row for row in known.tensors if row.when == when and name.startswith(row.prefix))
+def fact(known: Consumer, when: Literal["missing", "idle"], name: str, architecture: str = "") -> TensorFact:
+    """The first row that speaks of a tensor."""
+    return next(row for row in known.tensors if row.when == when and name.startswith(row.prefix) and name.endswith(row.suffix)
+                and (not row.architectures or architecture in row.architectures))
 
 
 def _dropped(known: Consumer, checkpoint: Checkpoint, found: Loaded) -> set[str]:
@@ -130,6 +132,9 @@ def _missing(known: Consumer, checkpoint: Checkpoint, settings: dict[str, Any], 
     maps = [name for name in ("d2t", "t2d")
             if (name == "d2t" and smaller) or (name in known.needs and (smaller or known.needs[name] == "always"))]
     needed = [*expected_shapes(config), *maps]
+    embedding = fact(known, "missing", "embed_tokens.weight")
+    if embedding.prefix and embedding.then != "target":
+        needed.append("embed_tokens.weight")
     if not checkpoint.config.use_aux_hidden_state and not settings.get("use_aux_hidden_state", False):
         needed = [name for name in needed if name != "fc.weight"]
     here = {*checkpoint.tensors, *checkpoint.unexpected} - dropped
@@ -152,8 +157,7 @@ def _idle(name: str, checkpoint: Checkpoint, settings: dict[str, Any]) -> bool:
     return name in checkpoint.unexpected
 
 
-def _unused(known: Consumer, checkpoint: Checkpoint, settings: dict[str, Any], found: Loaded, name: str) -> None:
-    row = fact(known, "idle", name)
+def _unused(known: Consumer, checkpoint: Checkpoint, found: Loaded, row: TensorFact, name: str) -> None:
     found.ignored.append(name)
     if name == "t2d":
         return

@@ -21,6 +21,8 @@ def reaches(naming: Naming, own: str) -> str | None:
     name = own
     for old, new in naming.renames:
         name = name.replace(old, new)
+    if naming.everywhere:
+        name = name.removeprefix(naming.prefix)
     for mapped in _MAPS:
         if (name == mapped) if naming.exact else (mapped in name):
             return mapped

@@ -152,6 +152,7 @@ SGLANG_0_5_23 = Consumer(
     write_key=_IDS,
     most_layers={_MLA: 1},
     layers_source=f"{_LATENT} Eagle3MLAModel",
+    query_latent=f"{_LATENT} (an error that says so)",
     required=(Required("draft_vocab_size", f"{_MODEL} LlamaForCausalLMEagle3.__init__ (an attribute error without it)"),),
 )
 

@@ -12,6 +12,7 @@ from draftscope.consumers.facts import (
     Naming,
     Positions,
     Quantisation,
+    Required,
     Rope,
     SlotCount,
     Switch,
@@ -42,6 +43,9 @@ _CONFIG = "speculators/models/eagle3/config.py Eagle3SpeculatorConfig"
 _LOAD = "speculators/model.py from_pretrained"
 _VOCAB = "speculators/model.py DraftVocabMixin"
 _QWEN3 = "Eagle3Qwen3ForCausalLM"
+# Its constructor marks what is to come from the verifier with NaN, and its maps with zeros, but from_pretrained of transformers 5
+# constructs without memory: what no file fills is then whatever the memory held.
+_UNSET = "its values are those that the memory held"
 
 SPECULATORS = Consumer(
     name="speculators",
@@ -69,20 +73,20 @@ SPECULATORS = Consumer(
     id_rules=(IdRule("id i is boundary i", raw_ids, raw_ids, "speculators/models/utils.py resolve_target_layer_ids",
                      last_boundary=True, refuses=_distinct),),
     tensors=(
-        TensorFact("d2t", "missing", "initial", "the map stays all zero, unless one is given with the data",
-                   f"{_VOCAB}._init_vocab"),
-        TensorFact("t2d", "missing", "refuses", "the head's rows cannot be taken from the verifier without it, unless a map is "
-                   "given with the data", f"{_VOCAB}._load_verifier_weights"),
-        TensorFact("lm_head.", "missing", "target", "the verifier's rows that t2d selects stand in",
+        TensorFact("d2t", "missing", "initial", f"{_UNSET}, unless a map is given with the data", f"{_VOCAB}._init_vocab"),
+        TensorFact("t2d", "missing", "refuses", f"{_UNSET}, and the verifier's head is cut by it, which ends in an error but by "
+                   "chance, unless a map is given with the data", f"{_VOCAB}._load_verifier_weights"),
+        TensorFact("lm_head.", "missing", "initial", f"{_UNSET}; the verifier's rows stand in only where that is NaN",
                    f"{_VOCAB}._load_verifier_weights"),
-        TensorFact("embed_tokens.", "missing", "target", "the verifier's embedding stands in",
+        TensorFact("embed_tokens.", "missing", "initial", f"{_UNSET}; the verifier's embedding stands in only where that is NaN",
                    f"{_VOCAB}._load_verifier_weights"),
         TensorFact("input_norm.", "missing", "initial", "newly initialised, without a warning",
                    f"{_CORE} _keys_to_ignore_on_load_missing"),
         TensorFact("", "missing", "initial", "newly initialised, with a warning in the log", _LOAD),
         TensorFact("", "idle", "ignores", "not used, with a warning in the log", _LOAD),
     ),
-    naming=Naming((), "model.", "layers.", exact=True, source=f"{_CORE} Eagle3DraftModel"),
+    naming=Naming((), "model.", "layers.", exact=True, everywhere=True,
+                  source=f"{_CORE} Eagle3DraftModel, over transformers 5's from_pretrained"),
     slots={"": SlotCount((), (_IDS,), f"{_CORE} Eagle3DraftModel.__init__")},
     rope=Rope(new=True, legacy=True, first="rope_scaling", source=f"{_CONFIG}.validate_transformer_config, over transformers 5's "
               "convert_rope_params_to_dict"),
@@ -93,6 +97,8 @@ SPECULATORS = Consumer(
     write_key=_IDS,
     needs={"t2d": "smaller"},
     own_width=(f"{_CORE} Eagle3DraftModel.load_verifier_weights"),
+    required=(Required("speculators_config.verifier.name_or_path", f"{_CORE} Eagle3DraftModel.load_verifier_weights",
+                       null=True),),
 )
 
 _DRAFT = "specforge/modeling/draft/llama3_eagle.py"
@@ -134,8 +140,9 @@ SPECFORGE = Consumer(
     ),
     naming=Naming((), "", "", exact=True, source=_CLASS),
     slots={"": SlotCount((), (), _CLASS)},
-    rope=Rope(new=True, legacy=True, first="rope_scaling", source=f"{_DRAFT} get_rope_config, over transformers 5's "
-              "convert_rope_params_to_dict"),
+    rope=Rope(new=True, legacy=True, first="rope_scaling", source=f"{_DRAFT} get_rope_config and LlamaAttention._init_rope, over "
+              "transformers 5's convert_rope_params_to_dict", needs={"linear": ("factor",), "dynamic": ("factor",), "yarn": (
+                  "factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")}),
     quantisation=Quantisation(False, "training goes on in the precision of the run", _START),
     positions=Positions("ignores", "the rotary table grows", f"{_DRAFT} LlamaRotaryEmbedding"),
     keeps_embedding=False,

@@ -49,6 +49,10 @@ def _layer(prefix: str) -> tuple[Switch, ...]:
     )
 
 
+_BIAS = TensorFact("", "idle", "ignores", "a bias that no module has is dropped without a word", _LOADER, suffix=".bias")
+# Its layers have no biases, its model neither the norm over all slots nor a switch for `fc` (_LATENT).
+_LATENT_SETS = {"qk_norm": False, "norm_before_fc": False, "use_aux_hidden_state": True, "sliding_window": None,
+                "attention_bias": False, "attention_output_bias": False, "mlp_bias": False}
 _AUX = Switch("use_aux_hidden_state", ("eagle_config.use_aux_hidden_state",), True, f"{_MODEL} LlamaModel")
 
 VLLM_0_33 = Consumer(
@@ -59,7 +63,7 @@ VLLM_0_33 = Consumer(
     architecture_source="model_executor/models/registry.py",
     dialects=("native", "speculators"),
     sets={"": {"qk_norm": False}, _QWEN3: {"qk_norm": True, "attention_output_bias": False, "mlp_bias": False},
-          **{name: {"qk_norm": False, "norm_before_fc": False, "norm_before_residual": False} for name in _MLA}},
+          **dict.fromkeys(_MLA, _LATENT_SETS)},
     switches={
         "native": (
             Switch("norm_before_residual", ("norm_before_residual",), False, f"{_MODEL} LlamaDecoderLayer"),
@@ -97,10 +101,12 @@ VLLM_0_33 = Consumer(
         TensorFact("embed_tokens.", "missing", "target", "the target's embedding stands in",
                    "v1/spec_decode/llm_base_proposer.py _maybe_share_embeddings"),
         TensorFact("", "missing", "initial", "nothing checks that it was loaded", f"{_MODEL} load_weights"),
+        TensorFact("input_norm.", "idle", "refuses", "no module of that name", _LOADER, architectures=_MLA),
         TensorFact("input_norm.", "idle", "ignores", "dropped while norm_before_fc is off", f"{_MODEL} load_weights"),
         TensorFact("fc.", "idle", "ignores", "dropped while use_aux_hidden_state is false", f"{_MODEL} load_weights"),
         TensorFact("t2d", "idle", "ignores", "not used", f"{_MODEL} load_weights"),
         TensorFact("d2t", "idle", "refuses", "no place for a map while the vocabularies are equal", _LOADER),
+        _BIAS,
         TensorFact("", "idle", "refuses", "no module of that name", _LOADER),
     ),
     naming=Naming((("midlayer.", "layers.0."),), "", "layers.", exact=True, source=f"{_MODEL} load_weights"),
@@ -115,6 +121,7 @@ VLLM_0_33 = Consumer(
                               "model_executor/models/utils.py get_draft_quant_config"),
     positions=Positions("stops", "requests are no longer drafted for beyond it, without a word",
                         "config/speculative.py _maybe_override_draft_max_model_len, v1/worker/gpu_model_runner.py"),
+    query_latent=f"{_LATENT} DeepseekV2Eagle3Model (the keys' and values' latent is loaded into the queries' projection only)",
     keeps_embedding=True,
     embedding_source="v1/spec_decode/llm_base_proposer.py _maybe_share_embeddings",
     write_key=_IDS,
@@ -140,7 +147,7 @@ VLLM_0_20 = replace(
     tensors=tuple(
         replace(fact, then="ignores", says="kept and added, though the vocabularies are equal",
                 source=f"{_MODEL} Eagle3LlamaForCausalLM")
-        if (fact.prefix, fact.when) == ("d2t", "idle") else fact for fact in VLLM_0_32.tensors
+        if (fact.prefix, fact.when) == ("d2t", "idle") else fact for fact in VLLM_0_32.tensors if fact is not _BIAS
     ),
     slots={"": SlotCount((), (), f"{_MODEL} LlamaModel")},
 )

@@ -217,7 +217,10 @@ class _Work:
                 held["embed_tokens.weight"] = parts.embedding.contiguous()
                 self.steps.append("embed_tokens.weight taken from the target")
             else:
-                self.caveats.append("embed_tokens.weight is missing: speculators itself loads it from the target it is given")
+                self.caveats.append("embed_tokens.weight is missing, and speculators 0.9 does not dependably take it from the "
+                                    "target: give --target with its weights")
+        if "lm_head.weight" not in held:
+            self.caveats.append("lm_head.weight is missing, and speculators 0.9 does not dependably take it from the target")
         return {re.sub(r"^midlayer\.", "layers.0.", name): tensor for name, tensor in held.items()}
 
     def _later_norms(self, held: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -315,7 +318,7 @@ def _beyond_latent(config: DraftConfig, engine: str) -> list[str]:
         "norm_before_fc: true with mla": config.norm_before_fc,
         f"sliding_window: {config.sliding_window} with mla": config.sliding_window is not None,
         "attention_bias: true with mla": config.attention_bias or config.attention_output_bias,
-        "q_lora_rank: null": engine == "sglang" and config.mla.q_lora_rank is None,
+        "q_lora_rank: null": config.mla.q_lora_rank is None,
         f"layers: {config.layers} with mla": engine == "sglang" and config.layers > 1,
         "use_aux_hidden_state: false with mla": not config.use_aux_hidden_state,
     }
