@@ -2,9 +2,9 @@
 
     python recipes/foreign/consume_sglang.py OUT.json DRAFT...
 
-Needs the environment of scripts/env-sglang. The model class is built and filled by its own `load_weights`; every parameter bears a
-mark first, so that what still bears it was never loaded. Each draft's answer stands under its folder's name; `error` where SGLang
-raised. Layer ids are read by the server, not by this class: they are not asked for here.
+Needs the environment of scripts/env-sglang. The model class is built and filled by its own `load_weights`; every parameter bears
+a mark first, so that what still bears it was never loaded. Each draft's answer stands under its folder's name; `error` where
+SGLang raised. Layer ids are read by the server, not by this class: they are not asked for here.
 """
 
 from __future__ import annotations
@@ -24,14 +24,19 @@ from unittest.mock import MagicMock
 os.environ.update({"TRITON_INTERPRET": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"})
 warnings.simplefilter("ignore")
 
-import torch
-import transformers.models.auto.modeling_auto  # before torchvision seems to be there
-import transformers.models.auto.processing_auto
-from safetensors.torch import load_file
-from transformers import AutoConfig
+import torch  # noqa: E402
+from safetensors.torch import load_file  # noqa: E402
+from transformers import AutoConfig, AutoModel, AutoProcessor  # noqa: E402, F401  # before torchvision seems to be there
 
 MARK = 12345
 ABSENT = {"IPython", "torchvision", "vllm"}  # for notebooks, for pictures, and for a kernel of rope on CPUs
+
+
+class Module(types.ModuleType):
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return MagicMock()
 
 
 class StandIn(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -41,14 +46,6 @@ class StandIn(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return importlib.machinery.ModuleSpec(name, self, is_package=True) if name.partition(".")[0] in ABSENT else None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
-        class Module(types.ModuleType):
-            __path__: list[str] = []
-
-            def __getattr__(self, name: str) -> Any:
-                if name.startswith("__"):
-                    raise AttributeError(name)
-                return MagicMock()
-
         return Module(spec.name)
 
     def exec_module(self, module: types.ModuleType) -> None:
@@ -88,7 +85,8 @@ def consume(draft: Path) -> dict[str, Any]:
     attention = layers[0].self_attn
     answer: dict[str, Any] = {
         "settings": {
-            "norm_before_fc": getattr(inner, "input_norm", None) is not None, "fc_norm": getattr(inner, "fc_norm", None) is not None,
+            "norm_before_fc": getattr(inner, "input_norm", None) is not None,
+            "fc_norm": getattr(inner, "fc_norm", None) is not None,
             "norm_output": bool(getattr(inner, "norm_output", False)), "layers": len(layers),
             "fc_bias": inner.fc.bias is not None, "qk_norm": hasattr(attention, "q_norm"),
             "attention_bias": getattr(getattr(attention, "qkv_proj", None), "bias", None) is not None,
