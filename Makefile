@@ -4,7 +4,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/pytest -q -n 2 --dist worksteal
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-embedded test-foreign test-vllm test-peers lint draft bench-generate schemas lock clean
+.PHONY: help venv demo test test-embedded test-foreign test-vllm test-peers test-sglang lint draft bench-generate schemas lock clean
 WORK ?= $(HOME)/.cache/draftscope/embedded-train
 
 help: ## what there is to make
@@ -24,16 +24,20 @@ test: .venv/ready ## the tests that need no engine and no long run
 test-embedded: .venv/ready ## the tests on the embedded pair
 	$(PYTEST) -m embedded $(ARGS)
 
-test-foreign: test-vllm test-peers ## the next two, in environments of their own (some GB)
+test-foreign: test-vllm test-peers test-sglang ## the next three, in environments of their own (some GB each)
 
 test-vllm: .venv/ready ## the tests against vLLM
 	@scripts/env-vllm "$(PYTHON)"
 	$(PYTEST) -n 0 -m "vllm and not peers" $(ARGS)
 
-test-peers: .venv/ready ## the tests against speculators, with vLLM
+test-peers: .venv/ready ## the tests against speculators and SpecForge, with vLLM
 	@scripts/env-vllm "$(PYTHON)"
 	@scripts/env-speculators "$(PYTHON)"
-	$(PYTEST) -n 0 -m peers $(ARGS)
+	$(PYTEST) -n 0 -m "peers and not sglang" $(ARGS)
+
+test-sglang: .venv/ready ## the tests against SGLang's draft classes
+	@scripts/env-sglang "$(PYTHON)"
+	$(PYTEST) -n 0 -m sglang $(ARGS)
 
 lint: .venv/ready ## ruff and mypy
 	$(BIN)/ruff check

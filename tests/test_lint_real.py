@@ -27,6 +27,14 @@ def unsaid(folder: Path) -> Path:
     return change(speculators(folder), {"norm_before_residual": None})
 
 
+def no_query_latent(folder: Path) -> Path:
+    """The key is there, and null: without it the configuration's class has one of its own."""
+    healthy(folder, mla=MLA.model_copy(update={"q_lora_rank": None}))
+    raw = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(raw | {"q_lora_rank": None}))
+    return folder
+
+
 NATIVE: dict[str, Maker] = {
     "healthy": healthy,
     "nested": lambda d: change(healthy(d), {"eagle_config": {IDS: [3, 9, 19]}}),
@@ -60,7 +68,8 @@ NATIVE: dict[str, Maker] = {
     "mla_before_fc": lambda d: healthy(d, mla=MLA, norm_before_fc=True),
     "mla_said_before_fc": lambda d: change(healthy(d, mla=MLA), {"norm_before_fc": True}),
     "mla_biases": lambda d: healthy(d, mla=MLA, attention_bias=True, attention_output_bias=True),
-    "mla_no_query_latent": lambda d: healthy(d, mla=MLA.model_copy(update={"q_lora_rank": None})),
+    "mla_no_query_latent": no_query_latent,
+    "mla_fc_bias": lambda d: healthy(d, mla=MLA, fc_bias=True),
     "mla_as_v3": lambda d: change(healthy(d, mla=MLA), {"architectures": ["Eagle3DeepseekV3ForCausalLM"]}),
     "mla_four_slots": lambda d: change(healthy(d, slots=4, mla=MLA), {IDS: [2, 10, 20, 27], "num_aux_hidden_states": None}),
     "mla_lost_latent": lambda d: change(healthy(d, mla=MLA), drop=("midlayer.self_attn.kv_b_proj",)),

@@ -111,7 +111,7 @@ SGLANG_0_5_23 = Consumer(
     architecture_source=f"{_MODEL} EntryClass, {_LATENT} EntryClass",
     dialects=("native",),
     switches=_rows(_SWITCHES),
-    sets={_MLA: {"norm_before_fc": False}},
+    sets={_MLA: {"norm_before_fc": False, "attention_output_bias": False}},
     layer_ids=(
         LayerIds((_IDS,), "model_executor/model_runner_components/spec_aux_hidden_state.py _resolve_eagle_aux_hidden_state"),
     ),
