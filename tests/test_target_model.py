@@ -3,45 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-import transformers
+from families import FAMILIES, family_target
 from support import random_target, save_target
 
 from draftscope.boundaries import Boundary
 from draftscope.errors import DraftscopeError, UsageError
 from draftscope.target.model import Target, load_target
 from draftscope.target.parts import read_parts
-
-COMMON: dict[str, Any] = {
-    "vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 256, "initializer_range": 0.2,
-    "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
-}
-MOE: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
-FAMILIES: dict[str, dict[str, Any]] = {
-    "llama": {}, "granite": {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_scaling": 2.0},
-    "qwen2": {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 2}, "qwen3_moe": MOE,
-    "mistral": {"sliding_window": 5}, "olmo2": {},
-    "gemma": {"hidden_act": "gelu_pytorch_tanh"}, "gemma2": {"sliding_window": 5, "query_pre_attn_scalar": 8},
-    "gemma3_text": {"sliding_window": 5, "query_pre_attn_scalar": 8},
-    "deepseek_v3": {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "n_group": 2, "topk_group": 1,
-                    "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 6,
-                    "num_key_value_heads": 4, "head_dim": 4, "first_k_dense_replace": 1},
-}
-
-
-def family_target(name: str, folder: Path) -> Target:
-    torch.manual_seed(len(name))
-    config = transformers.AutoConfig.for_model(name, **(COMMON | FAMILIES[name]))
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    for parameter_name, parameter in model.named_parameters():
-        if "norm" in parameter_name:  # fresh norms are all 0 or 1, which would hide a wrong offset
-            parameter.data += torch.randn_like(parameter) * 0.2
-    model.save_pretrained(folder)
-    return load_target(folder)
 
 
 @pytest.fixture(scope="module")

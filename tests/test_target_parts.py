@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from families import family_target
 from safetensors.torch import load_file, save_file
 from support import random_target, save_target
 
 from draftscope.errors import DraftscopeError
-from draftscope.target.parts import read_parts
+from draftscope.target.model import load_target
+from draftscope.target.parts import read_parts, tensor_files
 
 
 @pytest.fixture(scope="module")
@@ -135,8 +139,139 @@ def test_files_missing_truncated_or_of_another_kind(untied: Path, tmp_path: Path
     with pytest.raises(DraftscopeError, match="no index"):
         read_parts(folder)
     (folder / "config.json").write_text("{")
-    with pytest.raises(DraftscopeError, match="cannot be read as JSON"):
+    with pytest.raises(DraftscopeError, match="is not readable JSON"):
         read_parts(folder)
     (folder / "config.json").unlink()
     with pytest.raises(DraftscopeError, match=r"config\.json is missing"):
         read_parts(folder)
+
+
+# -- configs that lie ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def little_memory() -> Iterator[None]:
+    """A quarter of a gigabyte more than what is in use: allocating what a lying config names fails at once."""
+    before, held = resource.getrlimit(resource.RLIMIT_AS), Path("/proc/self/statm")
+    if not held.exists():
+        pytest.skip("how much is in use is told by /proc")
+    used = int(held.read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (256 << 20), before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+HUGE = 10**12
+PARTS_LIES: dict[str, tuple[dict[str, object], str]] = {
+    "width": ({"hidden_size": HUGE}, "hidden_size is 1000000000000, not a whole number"),
+    "width, wrong": ({"hidden_size": 128}, r"has shape \[300, 64\], but hidden_size is 128|asks for model\.embed_tokens"),
+    "negative width": ({"hidden_size": -64}, "hidden_size is -64"),
+    "width in words": ({"hidden_size": "64"}, "hidden_size is 64, not a whole number"),
+    "width as truth": ({"hidden_size": True}, "hidden_size is True"),
+    "layers": ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000, not"),
+    "layers, wrong": ({"num_hidden_layers": 9}, "num_hidden_layers is 9, but the files hold 8 layers"),
+    "fewer layers": ({"num_hidden_layers": 7}, "num_hidden_layers is 7, but the files hold 8 layers"),
+    "no layers": ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
+    "vocabulary": ({"vocab_size": HUGE}, "vocab_size is 1000000000000, not"),
+    "eps": ({"rms_norm_eps": -1e-6}, "rms_norm_eps is -1e-06, not a number above 0"),
+    "eps, infinite": ({"rms_norm_eps": float("inf")}, "rms_norm_eps is inf"),
+    "eps, nan": ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan"),
+    "softcap": ({"final_logit_softcapping": 0}, "final_logit_softcapping is 0"),
+    "tie": ({"tie_word_embeddings": "yes"}, "tie_word_embeddings is yes, not true or false"),
+    "type": ({"model_type": ["llama"]}, "model_type is .*, not a name"),
+    "type with escapes": ({"model_type": 7}, "model_type is 7, not a name"),
+    "code to fetch": ({"attn_implementation": "someone/kernel"}, "attn_implementation names code to fetch"),
+}
+LOAD_LIES: dict[str, tuple[dict[str, object], str]] = {
+    "vocabulary, wrong": ({"vocab_size": 320}, "vocab_size is 320, but model.embed_tokens.weight has 300 rows"),
+    "huge vocabulary": ({"vocab_size": 2_000_000_000}, "vocab_size is 2,000,000,000, but model.embed_tokens.weight has 300 rows"),
+    "heads": ({"num_attention_heads": HUGE}, "num_attention_heads is 1,000,000,000,000, but no tensor"),
+    "head width": ({"head_dim": HUGE}, "head_dim is 1,000,000,000,000, but no tensor"),
+    "negative head width": ({"head_dim": -HUGE}, "head_dim is -1,000,000,000,000, but no tensor"),
+    "negative heads": ({"num_attention_heads": -4}, "transformers cannot load|asks for"),
+    "mlp": ({"intermediate_size": 10**10}, "intermediate_size is 10,000,000,000, but no tensor"),
+    "mlp, wrong": ({"intermediate_size": 136}, r"asks for model\.layers\.0\.mlp\.\w+\.weight of shape .*136.*, the files hold"),
+    "mlp in words": ({"intermediate_size": "many"}, "transformers cannot load"),
+    "kv heads, wrong": ({"num_key_value_heads": 4}, "asks for model.layers.0.self_attn.k_proj.weight of shape"),
+    "zero heads": ({"num_attention_heads": 0, "num_key_value_heads": 0}, "transformers cannot load|asks for"),
+    "far down": ({"vision_config": {"a": [{"hidden_size": HUGE}]}}, r"vision_config\.a\.hidden_size is 1,000,000,000,000"),
+    "architecture of others": ({"model_type": "their-own", "auto_map": {"AutoModelForCausalLM": "evil.Model"}},
+                               "transformers cannot load"),
+}
+
+
+@pytest.mark.parametrize("name", PARTS_LIES)
+def test_parts_under_a_config_that_lies(name: str, untied: Path, tmp_path: Path, little_memory: None) -> None:
+    change, says = PARTS_LIES[name]
+    folder = copy(untied, tmp_path / "x")
+    alter_config(folder, **change)
+    for read in (read_parts, load_target):
+        with pytest.raises(DraftscopeError, match=says):
+            read(folder)
+
+
+@pytest.mark.parametrize("name", LOAD_LIES)
+def test_a_target_under_a_config_that_lies(
+    name: str, untied: Path, tmp_path: Path, little_memory: None, monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    change, says = LOAD_LIES[name]
+    folder = copy(untied, tmp_path / "x")
+    (folder / "evil.py").write_text("raise SystemExit('run')")
+    alter_config(folder, **change)
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked whether to run code of others"))
+    with pytest.raises(DraftscopeError, match=says) as refused:
+        load_target(folder)
+    assert "memory" not in str(refused.value)
+
+
+@pytest.mark.parametrize("key", ["num_local_experts", "moe_intermediate_size"])
+def test_experts_that_are_not_in_the_files(key: str, tmp_path: Path, little_memory: None) -> None:
+    """Files hold experts one by one, transformers keeps them together: told by how many values there are in all."""
+    family_target("qwen3_moe", tmp_path)
+    too_many = r"describes a target of .* values, the files hold|asks for model\.layers\.0\.mlp\.gate\.weight"
+    for value, says in ((10**9, f"{key} is 1,000,000,000, but no tensor"), (4000, too_many)):
+        alter_config(tmp_path, **{key: value})
+        with pytest.raises(DraftscopeError, match=says):
+            load_target(tmp_path)
+
+
+def test_layers_that_predict_further_tokens_are_no_contradiction(untied: Path, tmp_path: Path) -> None:
+    folder = copy(untied, tmp_path / "x")
+    weights = folder / "model.safetensors"
+    tensors = load_file(weights)
+    save_file(tensors | {"model.layers.8.embed_tokens.weight": torch.zeros(300, 64)}, weights)
+    with pytest.raises(DraftscopeError, match="num_hidden_layers is 8, but the files hold 9 layers"):
+        read_parts(folder)
+    alter_config(folder, num_nextn_predict_layers=1)
+    assert read_parts(folder).layers == 8
+
+
+@pytest.mark.parametrize("place", [
+    "../x/model.safetensors", "/etc/passwd", "..", "a/b.safetensors", "a\\b.safetensors", "", "x\0y", 7, None, ["model"],
+])
+def test_an_index_that_leads_out_of_the_folder(untied: Path, tmp_path: Path, place: object) -> None:
+    folder = copy(untied, tmp_path / "y")
+    copy(untied, tmp_path / "x")
+    names = dict.fromkeys(load_file(folder / "model.safetensors"), "model.safetensors")
+    names["model.norm.weight"] = place  # type: ignore[assignment]
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    for read in (tensor_files, read_parts, load_target):
+        with pytest.raises(DraftscopeError, match=r"the index places tensor model\.norm\.weight outside the folder"):
+            read(folder)
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", '{"weight_map": {}}', '{"weight_map": 3}', "[" * 100_000, "{"])
+def test_what_is_no_index(untied: Path, tmp_path: Path, text: str) -> None:
+    folder = copy(untied, tmp_path / "x")
+    (folder / "model.safetensors.index.json").write_text(text)
+    with pytest.raises(DraftscopeError, match=r"no index of shards|not readable JSON"):
+        read_parts(folder)
+
+
+def test_a_config_without_end(untied: Path, tmp_path: Path) -> None:
+    folder = copy(untied, tmp_path / "x")
+    for text, says in (("[" * 100_000, "not readable JSON"), ('{"hidden_size": ' + "9" * 5000 + "}", "not readable JSON"),
+                       (" " * (17 << 20), "is larger than"), ("[]", "not a JSON object")):
+        (folder / "config.json").write_text(text)
+        with pytest.raises(DraftscopeError, match=says):
+            read_parts(folder)

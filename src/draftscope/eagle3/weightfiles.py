@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from draftscope.errors import DraftscopeError
-from draftscope.states.tensorfile import read_json
+from draftscope.states.tensorfile import read_index
 from draftscope.states.torchfile import load_tensors, owns_its_data
 
 PREFIXES = ("_orig_mod.", "module.", "draft_model.", "model.")
@@ -116,14 +116,7 @@ def _files(folder: Path, notes: list[str]) -> tuple[list[Path], Mapping[str, Any
 
 
 def _indexed(folder: Path, index: Path) -> tuple[list[Path], Mapping[str, Any]]:
-    raw = read_json(index)
-    listed = raw.get("weight_map") if isinstance(raw, dict) else None
-    if not isinstance(listed, dict) or not listed:
-        raise DraftscopeError("is no index of shards: it has no weight_map", where=str(index))
-    for tensor, name in listed.items():
-        if not isinstance(name, str) or not re.fullmatch(r"[^/\\\0]+", name) or name in (".", ".."):
-            raise DraftscopeError(f"the index places tensor {tensor} outside the folder: {name!r}", where=str(index),
-                                  remedy="Shards lie beside their index")
+    listed = read_index(index)
     return [folder / name for name in sorted(set(listed.values()))], listed
 
 

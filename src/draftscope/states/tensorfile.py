@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,8 +17,12 @@ from torch import Tensor
 
 from draftscope.errors import DraftscopeError
 from draftscope.states.errors import Cause, StatesError
+from draftscope.text import visible
 
 INTEGERS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32, torch.uint64})
+
+INDEX_BYTES = 256 * 2**20
+"""Largest index: that of a trillion parameters in 384 experts a layer has 16 MB."""
 
 
 class TensorFile:
@@ -150,6 +155,23 @@ def read_json(path: Path, limit: int = 16 * 2**20) -> Any:
         return parse_json(path.read_bytes())
     except (OSError, ValueError) as error:
         raise DraftscopeError(f"is not readable JSON ({_reason(error)})", where=str(path)) from None
+
+
+def read_index(path: Path) -> dict[str, str]:
+    """An index of shards: tensor name to file name. Shards lie beside their index; one that leads elsewhere is refused.
+
+    Raises:
+        DraftscopeError: not readable, no `weight_map`, or a file outside the folder.
+    """
+    raw = read_json(path, INDEX_BYTES)
+    listed = raw.get("weight_map") if isinstance(raw, dict) else None
+    if not isinstance(listed, dict) or not listed:
+        raise DraftscopeError("is no index of shards: it has no weight_map", where=str(path))
+    for tensor, name in listed.items():
+        if not isinstance(name, str) or not re.fullmatch(r"[^/\\\0]+", name) or name in (".", ".."):
+            raise DraftscopeError(f"the index places tensor {visible(tensor, 200)} outside the folder: {visible(name, 200)}",
+                                  where=str(path), remedy="Shards lie beside their index")
+    return listed
 
 
 def parse_json(text: str | bytes) -> Any:

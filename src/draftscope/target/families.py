@@ -54,6 +54,18 @@ def family_of(model_type: str) -> Family:
     return FAMILIES.get(model_type, _LLAMA)
 
 
+def lacks_cache(config: Mapping[str, Any]) -> str:
+    """Why a target cannot be run with keys and values of ours, empty where it can: for `Target.new_cache`."""
+    kinds = set(config.get("layer_types") or ())
+    if other := sorted(kinds - {"full_attention", "sliding_attention"}):
+        return f"its {', '.join(map(str, other))} layers keep more than keys and values"
+    if config.get("index_topk"):
+        return "its sparse attention keeps an index beside keys and values"
+    if config["model_type"] not in FAMILIES and ("sliding_attention" in kinds or config.get("sliding_window")):
+        return "how its windows are masked is not known"
+    return ""
+
+
 def embed_scale(family: Family, config: Mapping[str, Any]) -> float:
     """The factor between a row of the embedding and boundary 0."""
     if family.embed_scale is None:

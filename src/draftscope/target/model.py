@@ -14,9 +14,13 @@ from torch import Tensor, nn
 
 from draftscope.boundaries import Boundary
 from draftscope.errors import DraftscopeError, UsageError
+from draftscope.states.tensorfile import read_json
 from draftscope.target.cache import RaggedCache
-from draftscope.target.families import family_of
-from draftscope.target.parts import TargetParts, assemble, read_config, tensor_files
+from draftscope.target.families import family_of, lacks_cache
+from draftscope.target.parts import TargetParts, assemble, read_config, tensor_files, text_prefix
+from draftscope.target.sizes import check_model, check_sizes, read_shapes
+
+MLPS = ("mlp", "block_sparse_moe", "feed_forward")
 
 
 @dataclass(slots=True)
@@ -48,6 +52,9 @@ class Target:
     Args:
         model: transformers model, in eval mode, Llama-like or of a family in `target.families`.
         folder: where it was loaded from (tokenizer, messages).
+
+    Attributes:
+        partials: whether the stream between attention and MLP can be had; `load_target` finds out.
     """
 
     def __init__(self, model: Any, folder: Path) -> None:
@@ -62,6 +69,7 @@ class Target:
         self.width = int(self.config.hidden_size)
         embedding, head = self._body.embed_tokens.weight.detach(), model.get_output_embeddings().weight.detach()
         self.parts: TargetParts = assemble(self.config.to_dict(), embedding, self._body.norm.weight.detach(), head, folder)
+        self.partials = hasattr(self._layers[0], self.family.mlp_input)
         self.head: Callable[[Tensor], Tensor] | None = None  # a faster product with the head (`target.packed`)
 
     @property
@@ -93,7 +101,14 @@ class Target:
         return self.parts.logits(post, self.head)
 
     def new_cache(self, rows: int, capacity: int) -> RaggedCache:
-        """An empty cache for `rows` sequences of up to `capacity` tokens."""
+        """An empty cache for `rows` sequences of up to `capacity` tokens.
+
+        Raises:
+            DraftscopeError: a target whose layers keep more than keys and values.
+        """
+        if why := lacks_cache(self.config.to_dict()):
+            raise DraftscopeError(f"a target of model_type {self.config.model_type!r} can't generate here: {why}",
+                                  where=str(self.folder), remedy="Generate in the engine that serves it, and record states there")
         return RaggedCache(self.layers, rows, capacity)
 
     def forward(
@@ -108,7 +123,7 @@ class Target:
         Raises:
             UsageError: a tap that this target does not have.
         """
-        streams, partials = _needed(taps, self.layers)
+        streams, partials = self._needed(taps)
         run = self.run(ids, streams, partials, cache=cache, rows=rows)
         last = run.streams[self.layers]
         found = [_pick(tap, run) for tap in taps]
@@ -130,7 +145,14 @@ class Target:
 
     def check_taps(self, taps: Sequence[Boundary]) -> None:
         """Raise UsageError if a tap is not one of the target's."""
-        _needed(taps, self.layers)
+        self._needed(taps)
+
+    def _needed(self, taps: Sequence[Boundary]) -> tuple[set[int], set[int]]:
+        streams, partials = _needed(taps, self.layers)
+        if partials and not self.partials:
+            raise UsageError(f"a target of model_type {self.config.model_type!r} has no stream between attention and MLP that "
+                             "can be told", remedy="Take whole streams and branches")
+        return streams, partials
 
     def check_ids(self, name: str, ids: Tensor) -> None:
         """Raise DraftscopeError if a token id is not one of the target's."""
@@ -161,14 +183,16 @@ def load_target(folder: Path, dtype: torch.dtype = torch.float32, device: str = 
 
     Raises:
         DraftscopeError: the folder or a tensor is missing or unreadable, the architecture is not one that transformers
-            runs natively, or its embedding and final norm do not do what its family is known for.
+            runs natively, config and files contradict each other (told from the headers, before anything is allocated), or
+            its embedding and final norm do not do what its family is known for.
         UsageError: no such device.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     _check_device(device)
     config = read_config(folder)
     names = tensor_files(folder)
+    prefix = text_prefix(names, folder)
     absent = sorted({file.name for file in names.values() if not file.is_file()})
     if absent:
         raise DraftscopeError(f"weights are missing: {', '.join(absent[:4])}", where=str(folder),
@@ -176,11 +200,21 @@ def load_target(folder: Path, dtype: torch.dtype = torch.float32, device: str = 
     if not any("layers." in name for name in names):
         raise DraftscopeError("holds the target's parts but not its layers", where=str(folder),
                               remedy="This command runs the target and needs all of its weights")
+    raw, shapes = read_json(folder / "config.json"), read_shapes(names)
+    check_sizes(raw, config, shapes, prefix, folder)
     try:
         with quiet_transformers():
+            described = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+            with torch.device("meta"):
+                hollow = AutoModelForCausalLM.from_config(described, trust_remote_code=False)
+            check_model(hollow, shapes, folder, quantised="quantization_config" in raw or "quantization_config" in config)
+            del hollow
             model, info = AutoModelForCausalLM.from_pretrained(
                 folder, dtype=dtype, local_files_only=True, use_safetensors=True, output_loading_info=True,
+                trust_remote_code=False,
             )
+    except DraftscopeError:
+        raise
     except Exception as error:
         if out_of_memory(error):
             raise DraftscopeError("does not fit into memory", where=str(folder),
@@ -217,7 +251,7 @@ def load_tokenizer(folder: Path) -> Any:
 
     try:
         with quiet_transformers():
-            return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:
         raise DraftscopeError(f"its tokenizer cannot be read ({_first_line(error)})", where=str(folder),
                               remedy="Copy tokenizer.json and tokenizer_config.json from the target's model folder") from error
@@ -252,15 +286,35 @@ def _verify(target: Target) -> None:
     """Hold the family's traits against the loaded modules: same boundary 0, same final norm."""
     probe = torch.randn(2, 3, target.width, generator=torch.Generator().manual_seed(0)).to(target.device)
     ids = torch.arange(6, device=target.device).reshape(2, 3) % target.parts.vocab
-    with torch.no_grad():
-        seen = target.forward(ids, [Boundary(0)])
+    with torch.no_grad(), _mlp_silenced(target._layers[0]) as silenced:
+        seen = target.run(ids, {0, 1}, {1} if target.partials else set())
         normed = target._norm(probe.to(target.dtype)).float()
     tolerance = 1e-4 if target.dtype == torch.float32 else 3e-2
-    for name, mine, theirs in (("embedding", target.parts.embed(ids), seen.taps[..., 0, :].float()),
+    for name, mine, theirs in (("embedding", target.parts.embed(ids), seen.streams[0].float()),
                                ("final norm", target.parts.final_norm(probe), normed)):
         if not torch.allclose(mine, theirs, rtol=tolerance, atol=tolerance):
             raise DraftscopeError(f"the {name} of model_type {target.config.model_type!r} does not work as in Llama",
                                   where=str(target.folder), remedy="This family of targets is not supported yet")
+    # Without its MLP a layer gives out what enters the MLP's side; where it does not, that is no stream.
+    target.partials = target.partials and silenced and torch.allclose(
+        seen.partials[1].float(), seen.streams[1].float(), rtol=tolerance, atol=tolerance)
+
+
+@contextmanager
+def _mlp_silenced(layer: nn.Module) -> Iterator[bool]:
+    """The layer's MLP gives zeros while this lasts; False where none is found."""
+    def nothing(module: nn.Module, args: Any, output: Any) -> Any:
+        return tuple(torch.zeros_like(o) for o in output) if isinstance(output, tuple) else torch.zeros_like(output)
+
+    found = next((child for name, child in layer.named_children() if name in MLPS), None)
+    if found is None:
+        yield False
+        return
+    handle = found.register_forward_hook(nothing)
+    try:
+        yield True
+    finally:
+        handle.remove()
 
 
 def _needed(taps: Sequence[Boundary], layers: int) -> tuple[set[int], set[int]]:

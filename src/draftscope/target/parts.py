@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,8 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from draftscope.errors import DraftscopeError
-from draftscope.states.tensorfile import TensorFile
+from draftscope.states.tensorfile import TensorFile, read_index, read_json
 from draftscope.target.families import embed_scale, family_of
+from draftscope.target.sizes import BELONGS, check_config, check_depth
 
 _HEAD_CHUNK = 16384
 
@@ -30,7 +30,8 @@ class TargetParts:
         norm_offset: 1.0 for the norms of the Gemma kind, else 0.0.
         head: [V, Ht] as stored, the embedding itself where the two are tied.
         layers: decoder layers of the target.
-        embed_scale: factor from an embedding row to boundary 0.
+        embed_scale: factor from an embedding row to boundary 0, exact; a target that runs in bfloat16 rounds it (Gemma's
+            root of 3072, 55.43, to 55.5).
         softcap, logit_divisor: what the target does to its logits.
     """
 
@@ -90,7 +91,7 @@ def read_parts(folder: Path) -> TargetParts:
     """
     config = read_config(folder)
     where = tensor_files(folder)
-    prefix = _prefix(where, folder)
+    prefix = text_prefix(where, folder)
     tied = bool(config["tie_word_embeddings"])
     names = [f"{prefix}embed_tokens.weight", f"{prefix}norm.weight"]
     head_name = next((n for n in _head_names(prefix) if n in where), None)
@@ -108,14 +109,17 @@ def read_parts(folder: Path) -> TargetParts:
     for name, tensor, dims in ((names[0], embedding, 2), (names[1], norm, 1), (names[-1] if not tied else names[0], head, 2)):
         if tensor.dim() != dims or tensor.shape[-1] != width:
             raise DraftscopeError(
-                f"{name} has shape {list(tensor.shape)}, but hidden_size is {width}", where=str(folder),
-                remedy="The config and the weights belong to different models: take both from the same target",
+                f"{name} has shape {list(tensor.shape)}, but hidden_size is {width}", where=str(folder), remedy=BELONGS,
             )
         if tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
             raise DraftscopeError(
                 f"{name} is stored as {str(tensor.dtype).removeprefix('torch.')}", where=str(folder),
                 remedy="Target parts must be plain floats: take them from the unquantized model",
             )
+    if len(head) != len(embedding):
+        raise DraftscopeError(f"the head has {len(head):,} rows, the embedding {len(embedding):,}", where=str(folder),
+                              remedy=BELONGS)
+    check_depth(config, where, prefix, str(folder / "config.json"))
     return assemble(config, embedding, norm, head, folder)
 
 
@@ -135,13 +139,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     if not folder.is_dir():
         raise DraftscopeError("no such folder", where=str(folder), remedy="--target names the folder of the target's config.json")
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise DraftscopeError("config.json is missing", where=str(folder),
-                              remedy="Copy it from the target's model folder") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise DraftscopeError(f"cannot be read as JSON ({error})", where=str(path)) from None
+    if not path.exists():
+        raise DraftscopeError("config.json is missing", where=str(folder), remedy="Copy it from the target's model folder")
+    raw = read_json(path)
     if not isinstance(raw, dict):
         raise DraftscopeError("is not a JSON object", where=str(path))
     inner = raw.get("text_config", raw)
@@ -150,6 +150,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     config = dict(inner)
     if "tie_word_embeddings" not in config and "tie_word_embeddings" in raw:
         config["tie_word_embeddings"] = raw["tie_word_embeddings"]
+    check_config(config, str(path))
     needed = ("model_type", "hidden_size", "num_hidden_layers", "rms_norm_eps", "tie_word_embeddings")
     if any(key not in config for key in needed) and "model_type" in config:
         config = _defaults(config["model_type"], config) | config
@@ -157,6 +158,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     lacking = [key for key in needed if config.get(key) is None]
     if lacking:
         raise DraftscopeError(f"lacks {', '.join(lacking)}", where=str(path), remedy="Take config.json from the target itself")
+    check_config(config, str(path))
     return config
 
 
@@ -170,14 +172,14 @@ def _defaults(model_type: str, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def tensor_files(folder: Path) -> dict[str, Path]:
-    """Every tensor name of a safetensors model folder, and the file that holds it (which may be absent)."""
+    """Every tensor name of a safetensors model folder, and the file that holds it (which may be absent).
+
+    Raises:
+        DraftscopeError: no safetensors, one that is not whole, or an index that leads out of the folder.
+    """
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        try:
-            names = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-            return {str(name): folder / Path(file).name for name, file in names.items()}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise DraftscopeError(f"is no index of safetensors shards ({error})", where=str(index)) from None
+        return {name: folder / file for name, file in read_index(index).items()}
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         other = sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".gguf"))
@@ -209,7 +211,8 @@ def read_tensors(folder: Path, where: Mapping[str, Path], names: list[str]) -> d
     return tensors
 
 
-def _prefix(names: Mapping[str, Path], folder: Path) -> str:
+def text_prefix(names: Mapping[str, Path], folder: Path) -> str:
+    """What stands before `embed_tokens.` and `layers.` in the names of the text model's tensors."""
     suffix = "embed_tokens.weight"
     # A multi-token-prediction block repeats the embedding inside `layers.`, and vision towers have tables of their own.
     found = sorted((n for n in names if n.endswith(suffix) and "layers." not in n and "vision" not in n), key=len)

@@ -47,12 +47,13 @@ def sweep(
 
     Args:
         items: (name, token_ids [T] int64).
-        partial: also the streams between attention and MLP.
+        partial: also the streams between attention and MLP, where the target has them.
         on_tokens: called with the number of tokens of each finished pass.
 
     Raises:
         DraftscopeError: a token id that the target does not have; names the sequence.
     """
+    partial = partial and target.partials
     states = target.layers + 1 + (target.layers if partial else 0)
     per_token = states * target.width * target.parts.embedding.element_size()
     for batch in batches(items, max(128, min(2048, BATCH_BYTES // per_token))):
