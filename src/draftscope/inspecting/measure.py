@@ -12,7 +12,7 @@ from torch import Tensor
 
 from draftscope.errors import DraftscopeError
 from draftscope.inspecting.depth import TokenTest, rank_by_depth
-from draftscope.inspecting.report import Entry, Group, Inspected, Skip
+from draftscope.inspecting.figures import Entry, Group, Inspected, Skip
 from draftscope.inspecting.rows import row_figures, same_entries, short_dtype
 from draftscope.states.folder import FileSource, turned_round
 from draftscope.states.types import Sample, Source, Trace

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from draftscope.compare.evidence import SINK
+from draftscope.scan.scan import SINK
 
 BLOCK_VALUES = 2**24
 """Values held in float32 at once."""
