@@ -170,7 +170,7 @@ def _lost(host: Host, code: int, said: deque[str]) -> DraftscopeError:
                                remedy=f"Nothing is left there. Try `ssh {host.name} true`")
     if code in (126, 127):
         return DraftscopeError(f"`{host.python}` cannot be run there{because}", where=host.name,
-                               remedy="--python names an interpreter there, such as /opt/venv/bin/python")
+                               remedy="--python names an interpreter there, such as ~/venv/bin/python")
     if code == TOO_OLD:
         return DraftscopeError(f"`{host.python}` there is too old{because}", where=host.name,
                                remedy=f"--python names one of version {wanted} or newer")
