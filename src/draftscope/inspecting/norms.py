@@ -9,6 +9,7 @@ from torch import Tensor
 
 from draftscope.inspecting.figures import Entry
 from draftscope.inspecting.measure import Pass, slots_of
+from draftscope.states.mapped import pieces, release
 from draftscope.states.types import Sample
 from draftscope.text import visible
 
@@ -48,7 +49,11 @@ def first_norms(found: Pass, width: int | None = None) -> Slots | None:
 def _slots(token_ids: Tensor, states: Tensor) -> Slots:
     held = Slots(len(token_ids), [], [], [], [], [])
     for slot in states.unbind(1):
-        norms = torch.cat([torch.linalg.vector_norm(block.float(), dim=-1) for block in slot.split(4096)])
+        blocks = []
+        for block in pieces(slot):
+            blocks.append(torch.linalg.vector_norm(block.float(), dim=-1))
+            release(block, whole=states)
+        norms = torch.cat(blocks)
         held.shapes.append(list(slot.shape))
         held.dtypes.append(str(slot.dtype))
         held.means.append(float(norms.double().mean()))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from draftscope.scan.scan import SINK
+from draftscope.states.mapped import release
 
 BLOCK_VALUES = 2**24
 """Values held in float32 at once."""
@@ -41,6 +42,7 @@ def row_norms(states: Tensor) -> Tensor:
         if over.any():
             norms[over] = torch.linalg.vector_norm(block[over].double(), dim=-1)
         blocks.append(norms)
+        release(block, whole=states)
     return torch.cat(blocks)
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from draftscope.states.errors import StatesError
+from draftscope.states.mapped import fill, room
 from draftscope.states.tensorfile import INTEGERS, entry_labels
 from draftscope.states.torchfile import owns_its_data
 from draftscope.states.types import Norm, Sample
@@ -65,9 +66,9 @@ def read_pair(held: Mapping[str, Any], layout: Layout, where: str, notes: list[s
     kept = length if rows is None else min(rows, length)
     if kept < length:
         notes.append("rows of padding left out, as the attention mask marks them")
-    states = torch.empty(kept, slots + 1, width, dtype=dtype)
-    states[:, :-1] = wide[:kept].unflatten(1, (slots, width))
-    states[:, -1] = narrow[:kept]
+    states = room((kept, slots + 1, width), dtype)
+    fill(states[:, :-1], wide[:kept].unflatten(1, (slots, width)))
+    fill(states[:, -1], narrow[:kept])
     ids = integers_of(held, layout.ids, where, length, notes)[:kept]
     mask = None
     if held.get(layout.mask) is not None:

@@ -17,6 +17,7 @@ from draftscope.errors import DraftscopeError
 from draftscope.states.errors import StatesError
 from draftscope.states.features import integers_of
 from draftscope.states.folder import FileSource, first_fit, list_files, number_of
+from draftscope.states.mapped import stacked
 from draftscope.states.tensorfile import entry_labels
 from draftscope.states.torchfile import TORCH_FILES, load_record, owns_its_data
 from draftscope.states.torchsource import described as described_beside
@@ -75,13 +76,13 @@ def read_sample(file: Path, notes: list[str], claimed: dict[str, Any] | None = N
     if len({entry.dtype for entry in states}) > 1:
         notes.append("entries have unlike dtypes: widened to the widest")
     rows = len(states[0])
-    stacked = torch.stack(states, dim=1)
+    together = stacked(states)
     metadata: dict[str, Any] = {**(claimed or {}), **{key: held[key] for key in ("labels", "layer_ids") if key in held}}
     if names is not None:
         metadata["labels"] = names
     mask = integers_of(held, "loss_mask", str(file), rows, notes, booleans=True) if "loss_mask" in held else None
     token_ids = integers_of(held, "input_ids", str(file), rows, notes).to(torch.int64)
-    return Sample(name=file.name, token_ids=token_ids, states=stacked, loss_mask=None if mask is None else mask != 0,
+    return Sample(name=file.name, token_ids=token_ids, states=together, loss_mask=None if mask is None else mask != 0,
                   labels=entry_labels(metadata, len(states), notes), index=number_of(file))
 
 
