@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from draftscope.states.errors import StatesError
 from draftscope.states.mapped import fill, room
+from draftscope.states.places import Place
 from draftscope.states.tensorfile import INTEGERS, entry_labels
 from draftscope.states.torchfile import owns_its_data
 from draftscope.states.types import Norm, Sample
@@ -157,7 +157,7 @@ def integers_of(held: Mapping[str, Any], key: str, where: str, rows: int, notes:
     return value
 
 
-def fits_pair(held: Any, layout: Layout, file: Path) -> str | None:
+def fits_pair(held: Any, layout: Layout, file: Place) -> str | None:
     """Why a record is of a layout, by shapes and names; None if it is not."""
     if not isinstance(held, dict) or held.get(layout.ids) is None:
         return None
