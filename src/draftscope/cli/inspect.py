@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -30,7 +29,7 @@ def command(
         str | None, typer.Option("--as", metavar="NAME[@VERSION]", help="What this trainer makes of training data.")
     ] = None,
     target: Annotated[
-        Path | None, typer.Option("--target", metavar="DIR", help="The target, whole or its parts: says what each entry is.")
+        str | None, typer.Option("--target", metavar="DIR", help="The target, whole or its parts: says what each entry is.")
     ] = None,
     samples: Annotated[
         int, typer.Option("--samples", min=0, metavar="N", help="Read the states of at most N items, evenly spread; 0 = all.")
@@ -54,8 +53,9 @@ def command(
     known = None
     if target is not None:
         from draftscope.inspecting.placing import know
+        from draftscope.states.places import place
 
-        known = know(target)
+        known = know(place(target))
     result = Inspection()
     read_as = 0
     options = {"known": known, "norms": norms, "trainer": trainer, "samples": samples, "format": format, "skip_bad": skip_bad}
@@ -92,8 +92,9 @@ def command(
 
 def _here(ui: Ui, paths: list[str], options: dict[str, Any]) -> Iterator[Answer | DraftscopeError]:
     from draftscope.inspecting.inspect import inspect_path
+    from draftscope.states.places import place
 
-    for path in map(Path, paths):
+    for path in map(place, paths):
         try:
             with ui.progress(f"reading {path.name}", unit="files") as advance:
                 answer = inspect_path(path, **options, on_item=advance)

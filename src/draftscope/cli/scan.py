@@ -41,15 +41,16 @@ def command(
     from draftscope.scan.fingerprint import load_fingerprint
     from draftscope.scan.scan import scan
     from draftscope.states.opening import open_source
+    from draftscope.states.places import place
 
     if sources[0] == "merge":
         if len(sources) < 3:
             raise UsageError("nothing to merge", remedy="Name two fingerprints or more")
         if slots is not None or shard is not None or on is not None:
             raise UsageError("--slots, --shard and --on are for scanning, not for merging")
-        result = load_fingerprint(Path(sources[1]))
+        result = load_fingerprint(place(sources[1]))
         for name in sources[2:]:
-            result = result.merge(load_fingerprint(Path(name)))
+            result = result.merge(load_fingerprint(place(name)))
     elif len(sources) > 1:
         raise UsageError("one source at a time", remedy="Scan each, then `draftscope scan merge`")
     elif (there := host_of(on, python, memory, threads)) is not None:
@@ -63,10 +64,10 @@ def command(
         if scanned.skips > len(scanned.skipped):
             ui.note(f"and {scanned.skips - len(scanned.skipped)} more")
     else:
-        source = open_source(Path(sources[0]), format, skip_bad=skip_bad)
+        source = open_source(sources[0], format, skip_bad=skip_bad)
         part = _shard(shard)
         total = len(source) if part is None else len(range(part[0], len(source), part[1]))
-        with ui.progress(f"scanning {sources[0]}", total=total, unit="sequences") as advance:
+        with ui.progress(f"scanning {source.path}", total=total, unit="sequences") as advance:
             result = scan(source, slots=slots, shard=part, on_item=lambda rows, size: advance(1), skip_odd=skip_bad)
         ui.note_source(source)
     result.save(out)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from draftscope.errors import DraftscopeError
@@ -18,6 +17,7 @@ from draftscope.inspecting.otherwise import no_states
 from draftscope.inspecting.report import AsTrainer, Inspected
 from draftscope.inspecting.suspicions import find
 from draftscope.states.opening import open_source, recognised
+from draftscope.states.places import Place
 
 if TYPE_CHECKING:
     from draftscope.inspecting.placing import Knowledge
@@ -33,7 +33,7 @@ class Answer:
     as_trainer: AsTrainer | None = None
 
 
-def inspect_path(path: Path, *, known: Knowledge | None = None, norms: bool = False, trainer: str | None = None,
+def inspect_path(path: Place, *, known: Knowledge | None = None, norms: bool = False, trainer: str | None = None,
                  samples: int = 0, format: str | None = None, skip_bad: bool = False,
                  on_item: Callable[[], None] | None = None) -> Answer:
     """Inspect one file or folder.

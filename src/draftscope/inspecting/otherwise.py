@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from draftscope.inspecting.figures import Inspected
+from draftscope.states.places import Place
 
 if TYPE_CHECKING:
     from draftscope.findings import Finding
 
 
-def no_states(path: Path) -> tuple[Inspected, list[Finding]] | None:
+def no_states(path: Place) -> tuple[Inspected, list[Finding]] | None:
     """What else it can be: a model folder, a file of tensors, a report; None = not known."""
     if path.is_dir() and not (path / "config.json").is_file():
         return None

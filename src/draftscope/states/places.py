@@ -203,7 +203,7 @@ def place(given: str | Place) -> Place:
     """The path or URL that a user gave.
 
     Raises:
-        Unreachable: a URL of a kind for which a package is missing.
+        Unreachable: a URL of a kind for which a package is missing, or a host that does not answer.
         UsageError: a URL of no kind that fsspec knows.
     """
     if isinstance(given, Path | Remote):
@@ -225,8 +225,12 @@ def place(given: str | Place) -> Place:
     except ImportError as error:
         raise Unreachable(f"needs a package that is not installed ({scrubbed(error)})", where=shown,
                           remedy="pip install 'draftscope[s3]'" if kind in (*BUCKETS, "http", "https") else "") from None
-    except (ValueError, OSError) as error:
+    except UsageError:
+        raise
+    except ValueError as error:
         raise UsageError(f"is no URL that can be opened ({scrubbed(error)})", where=shown) from None
+    except Exception as error:  # some kinds connect already
+        raise Unreachable(f"cannot be reached ({scrubbed(error)})", where=shown, remedy=_remedy(shown)) from None
     return Remote(fs, path, shown)
 
 
