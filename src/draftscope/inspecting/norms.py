@@ -47,19 +47,14 @@ def first_norms(found: Pass, width: int | None = None) -> Slots | None:
 
 
 def _slots(token_ids: Tensor, states: Tensor) -> Slots:
-    held = Slots(len(token_ids), [], [], [], [], [])
-    for slot in states.unbind(1):
-        blocks = []
-        for block in pieces(slot):
-            blocks.append(torch.linalg.vector_norm(block.float(), dim=-1))
-            release(block, whole=states)
-        norms = torch.cat(blocks)
-        held.shapes.append(list(slot.shape))
-        held.dtypes.append(str(slot.dtype))
-        held.means.append(float(norms.double().mean()))
-        held.norms.append(norms[:FIRST].tolist())
-        held.values.append(slot[0, :FIRST].float().tolist())
-    return held
+    blocks = []
+    for block in pieces(states):
+        blocks.append(torch.linalg.vector_norm(block.float(), dim=-1))
+        release(block, whole=states)
+    norms = torch.cat(blocks)
+    count, (tokens, _, width) = states.shape[1], states.shape
+    return Slots(tokens, [[tokens, width]] * count, [str(states.dtype)] * count, norms.double().mean(0).tolist(),
+                 norms[:FIRST].T.tolist(), states[0, :, :FIRST].float().tolist())
 
 
 def norms_block(held: Slots, entries: list[Entry]) -> str:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from draftscope.scan.scan import SINK
-from draftscope.states.mapped import release
+from draftscope.states.mapped import pieces, release
 
 BLOCK_VALUES = 2**24
 """Values held in float32 at once."""
@@ -73,7 +73,10 @@ def same_entries(states: Tensor, norms: Tensor) -> list[tuple[int, int]]:
         (i, j) for i in range(states.shape[1]) for j in range(i + 1, states.shape[1])
         if torch.equal(norms[:, i].nan_to_num(-1.0), norms[:, j].nan_to_num(-1.0))
     ]
-    return [(i, j) for i, j in alike if torch.equal(bits[:, i], bits[:, j])]
+    for piece in pieces(bits) if alike else ():
+        alike = [(i, j) for i, j in alike if torch.equal(piece[:, i], piece[:, j])]
+        release(piece, whole=bits)
+    return alike
 
 
 def short_dtype(dtype: torch.dtype) -> str:

@@ -67,8 +67,7 @@ def read_pair(held: Mapping[str, Any], layout: Layout, where: str, notes: list[s
     if kept < length:
         notes.append("rows of padding left out, as the attention mask marks them")
     states = room((kept, slots + 1, width), dtype)
-    fill(states[:, :-1], wide[:kept].unflatten(1, (slots, width)))
-    fill(states[:, -1], narrow[:kept])
+    fill(states, [(slice(0, slots), wide[:kept].unflatten(1, (slots, width))), (slots, narrow[:kept])])
     ids = integers_of(held, layout.ids, where, length, notes)[:kept]
     mask = None
     if held.get(layout.mask) is not None:

@@ -39,12 +39,15 @@ def room(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         return torch.empty(*shape, dtype=dtype)
 
 
-def fill(target: Tensor, source: Tensor) -> None:
-    """`target.copy_(source)`, both [T, ...], in pieces that are given back."""
-    for to, of in zip(pieces(target), pieces(source, like=target), strict=True):
-        to.copy_(of)
-        release(to, whole=target)
-        release(of, whole=source)
+def fill(target: Tensor, parts: Sequence[tuple[int | slice, Tensor]]) -> None:
+    """Put parts [T, ...] in their places along the second axis of target [T, L, ...], rows in pieces that are given back."""
+    step = len(pieces(target)[0])
+    for start in range(0, len(target), step):
+        rows = slice(start, start + step)
+        for place, part in parts:
+            target[rows, place] = part[rows]
+            release(part[rows], whole=part)
+        release(target[rows], whole=target)
 
 
 def stacked(parts: Sequence[Tensor]) -> Tensor:
@@ -53,15 +56,13 @@ def stacked(parts: Sequence[Tensor]) -> Tensor:
     for part in parts[1:]:
         dtype = torch.promote_types(dtype, part.dtype)
     target = room((len(parts[0]), len(parts), *parts[0].shape[1:]), dtype)
-    for number, part in enumerate(parts):
-        fill(target[:, number], part)
+    fill(target, list(enumerate(parts)))
     return target
 
 
-def pieces(tensor: Tensor, *, like: Tensor | None = None) -> tuple[Tensor, ...]:
-    """Rows in pieces of some megabytes, of as many rows as those of `like`."""
-    of = tensor if like is None else like
-    return tensor.split(max(1, PIECE // max(1, of[:1].numel() * of.element_size())))
+def pieces(tensor: Tensor) -> tuple[Tensor, ...]:
+    """Rows in pieces of some megabytes."""
+    return tensor.split(max(1, PIECE // max(1, tensor[:1].numel() * tensor.element_size())))
 
 
 def release(piece: Tensor, *, whole: Tensor | None = None) -> None:
