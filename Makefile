@@ -4,7 +4,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/pytest -q -n 2 --dist worksteal
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-embedded test-foreign test-vllm test-peers test-sglang lint draft bench-generate schemas lock clean
+.PHONY: help venv demo test test-embedded test-remote test-foreign test-vllm test-peers test-sglang lint draft bench-generate schemas lock clean
 WORK ?= $(HOME)/.cache/draftscope/embedded-train
 
 help: ## what there is to make
@@ -19,10 +19,14 @@ demo: .venv/ready ## the case on the embedded pair: broken, diagnosed, fixed (AR
 	@$(BIN)/draftscope demo $(ARGS)
 
 test: .venv/ready ## the tests that need no engine and no long run
-	$(PYTEST) -m "embedded_quick or not (embedded or vllm or peers)" $(ARGS)
+	$(PYTEST) -m "embedded_quick or not (embedded or vllm or peers or remote)" $(ARGS)
 
 test-embedded: .venv/ready ## the tests on the embedded pair
 	$(PYTEST) -m embedded $(ARGS)
+
+test-remote: .venv/ready ## the tests over S3 and ssh, both on this machine (sshd: Debian's openssh-server)
+	@scripts/env-remote "$(PYTHON)"
+	$(PYTEST) -m remote $(ARGS)
 
 test-foreign: test-vllm test-peers test-sglang ## the next three, in environments of their own (some GB each)
 

@@ -23,7 +23,8 @@ SOURCE = ROOT / "src" / "draftscope"
 # A module may import from its own room and from those before it.
 ROOMS = [
     "errors", "text", "boundaries", "findings", "states", "scan", "target", "eagle3", "consumers", "counterfactual",
-    "engines", "pipeline", "compare", "faults", "linting", "inspecting", "diagnose", "report", "embedded", "cli", "__main__",
+    "engines", "pipeline", "compare", "faults", "linting", "inspecting", "elsewhere", "diagnose", "report", "embedded", "cli",
+    "__main__",
 ]
 LONGEST = 400
 

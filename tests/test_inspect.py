@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -443,24 +442,3 @@ def test_json_on_stdout_is_alone_there(tmp_path: Path, capfdbinary: pytest.Captu
     assert b"input_ids shape" in err
     assert run(["inspect", str(tmp_path / "d"), "--norms", "--quiet"]) == 0
     assert capfdbinary.readouterr() == (b"", b"")
-
-
-def test_on_another_machine(inspect: Inspect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                            capsys: pytest.CaptureFixture[str]) -> None:
-    """An ssh that runs the command here, given what a real one is given."""
-    ssh = tmp_path / "bin" / "ssh"
-    ssh.parent.mkdir()
-    ssh.write_text('#!/bin/sh\n[ "$1" = -- ] || exit 9\n[ "$2" = gpu@far ] || exit 255\nexec sh -c "$3"\n')
-    ssh.chmod(0o755)
-    python = tmp_path / "my python"
-    answer = json.dumps({"schema": "draftscope.inspect/1", "findings": []})
-    python.write_text(f"""#!/bin/sh\necho "$@" > "$(dirname "$0")/asked"\necho '{answer}'\nexit 1\n""")
-    python.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{ssh.parent}{os.pathsep}{os.environ['PATH']}")
-    code, found = inspect("/data/a b", "--on", "gpu@far", "--python", python, "--as", "speculators")
-    assert (code, found["findings"]) == (1, [])
-    assert (tmp_path / "asked").read_text() == "-m draftscope inspect --samples 2000 --as speculators --json - -- /data/a b\n"
-    assert inspect("/data", "--on", "gpu@elsewhere")[0] == 3
-    assert inspect("/data", "--on", "gpu@far", "--python", "/no/python")[0] == 3
-    assert inspect("/data", "--on=-oProxyCommand=x")[0] == 2
-    capsys.readouterr()

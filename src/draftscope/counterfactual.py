@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -18,6 +17,7 @@ from draftscope.eagle3.reading import Reading
 from draftscope.eagle3.replay import Replay, compare, replay
 from draftscope.errors import DraftscopeError, UsageError
 from draftscope.states.opening import open_source
+from draftscope.states.places import Place, place
 from draftscope.states.types import Sample, Source, Trace, from_sample, from_trace
 from draftscope.states.types import Sequence as Rows
 from draftscope.target.parts import TargetParts, read_parts
@@ -95,7 +95,7 @@ class Replays(BaseModel):
 
 
 def counterfactuals(
-    drafts: Sequence[Path | str], states: Path | str, *, target: Path | str | None = None, sets: Sequence[str] = (),
+    drafts: Sequence[Place | str], states: Place | str, *, target: Place | str | None = None, sets: Sequence[str] = (),
     consumer: str | None = None, k: int | None = None, readout: findings.Readout | None = None, text: Text = "auto",
     max_tokens: int | None = None, seed: int = 0, format: str | None = None, skip_bad: bool = False,
     on_tokens: Callable[[int], None] | None = None,
@@ -120,14 +120,14 @@ def counterfactuals(
     if not drafts:
         raise UsageError("no draft to replay", remedy="Give --draft DIR")
     edits = [Edits(), *(Edits.parse([line]) for line in sets)]
-    parts = None if target is None else read_parts(Path(target))
-    source = open_source(Path(states), format, skip_bad=skip_bad)
+    parts = None if target is None else read_parts(place(target))
+    source = open_source(place(states), format, skip_bad=skip_bad)
     depth = k or _claimed_k(source)
-    result = Replays(schema="draftscope.replay/1", states=str(states), k=depth)
+    result = Replays(schema="draftscope.replay/1", states=str(place(states)), k=depth)
     done: list[tuple[ReplayRung, Replay]] = []
     chosen = readout
-    for folder in drafts:
-        checkpoint = load_checkpoint(Path(folder), target_layers=None if parts is None else parts.layers)
+    for folder in map(place, drafts):
+        checkpoint = load_checkpoint(folder, target_layers=None if parts is None else parts.layers)
         base = Reading()
         if consumer is not None:
             found = effective(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,8 +11,8 @@ from draftscope.errors import UsageError
 
 
 def command(
-    a: Annotated[Path, typer.Argument(metavar="A", help="The reference: training states, or their fingerprint.")],
-    b: Annotated[Path, typer.Argument(metavar="B", help="What is held against it: a capture, other states, a fingerprint.")],
+    a: Annotated[str, typer.Argument(metavar="A", help="The reference: training states, or their fingerprint.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="What is held against it: a capture, other states, a fingerprint.")],
     slots: Annotated[
         int | None, typer.Option("--slots", min=1, metavar="N", help="Slots in a capture's rows; without it found, else 3.")
     ] = None,
@@ -31,12 +30,14 @@ def command(
     from draftscope.scan.fingerprint import Fingerprint, is_fingerprint, load_fingerprint
     from draftscope.scan.scan import scan
     from draftscope.states.opening import AUTO, open_source
+    from draftscope.states.places import place
 
     formats = format or [AUTO]
     if len(formats) > 2:
         raise UsageError("--format names at most two formats", remedy="First that of A, then that of B")
 
-    def read(path: Path, named: str) -> Fingerprint:
+    def read(given: str, named: str) -> Fingerprint:
+        path = place(given)
         if is_fingerprint(path):
             return load_fingerprint(path)
         source = open_source(path, named, skip_bad=skip_bad)

@@ -13,18 +13,19 @@ from draftscope.text import visible
 
 if TYPE_CHECKING:
     from draftscope.cli.common import Ui
+    from draftscope.states.places import Place
 
 DATA, EITHER = ("plain", "specforge"), "speculators"
 
 
 def command(
-    source: Annotated[Path, typer.Argument(metavar="DRAFT|STATES", help="A draft checkpoint, or training data.")],
+    given: Annotated[str, typer.Argument(metavar="DRAFT|STATES", help="A draft checkpoint, or training data.")],
     to: Annotated[str, typer.Option("--to", metavar="FORM", help=(
         "A checkpoint: native, speculators, or a consumer (sglang@0.5.23, vllm@0.32). Data: plain, speculators, specforge."))],
     out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="A new folder.")],
     form: Annotated[str | None, typer.Option(
         "--format", metavar="FORM", help="What the source is, where that isn't to be inferred.")] = None,
-    target: Annotated[Path | None, typer.Option(
+    target_given: Annotated[str | None, typer.Option(
         "--target", metavar="DIR", help="The target: how its layers are counted, its embedding and norm.")] = None,
     json: JsonOption = None, quiet: QuietOption = False,
 ) -> None:
@@ -34,6 +35,10 @@ def command(
     name; every change is said.
     """
     ui = setup(quiet, json=json)
+    from draftscope.states.places import place
+    from draftscope.target.parts import target_folder
+
+    source, target = place(given), None if target_given is None else target_folder(target_given)
     checkpoint = is_checkpoint(source)
     if checkpoint and to in DATA:
         raise UsageError(f"holds a draft checkpoint, which has no form {to!r}", where=str(source),
@@ -46,9 +51,10 @@ def command(
     ui.write_json({"schema": "draftscope.convert/1", "source": str(source), "folder": str(out), "to": to, **found})
 
 
-def is_checkpoint(source: Path) -> bool:
+def is_checkpoint(source: Place) -> bool:
     """By what lies in the folder: a config.json that is a model's, not a writer's note beside data."""
     from draftscope.errors import DraftscopeError
+    from draftscope.states.places import matching
     from draftscope.states.tensorfile import read_json
 
     if not (source / "config.json").is_file():
@@ -56,17 +62,18 @@ def is_checkpoint(source: Path) -> bool:
     try:
         held = read_json(source / "config.json")
     except DraftscopeError:
-        return not any(source.glob("hs_*.safetensors"))
+        return not any(path.name.startswith("hs_") for path in matching(source, ".safetensors"))
     keys = ("architectures", "hidden_size", "speculators_model_type", "transformer_layer_config", "draft_vocab_size")
     return not isinstance(held, dict) or any(key in held for key in keys)
 
 
-def _checkpoint(ui: Ui, source: Path, to: str, out: Path, form: str | None, target: Path | None) -> dict[str, Any]:
+def _checkpoint(ui: Ui, source: Place, to: str, out: Path, form: str | None, target: Path | None) -> dict[str, Any]:
     from draftscope.pipeline.convert_drafts import convert_draft
+    from draftscope.states.places import model_folder
 
     if form not in (None, "specforge", "native", "speculators"):
         raise UsageError(f"--format {form!r} is no form of a checkpoint", remedy="Known: native, specforge, speculators")
-    made = convert_draft(source, to, out, target=target, writer="specforge" if form == "specforge" else None)
+    made = convert_draft(model_folder(source), to, out, target=target, writer="specforge" if form == "specforge" else None)
     for step in made.steps:
         ui.print(f"  {visible(step)}")
     for caveat in made.caveats:
@@ -76,7 +83,7 @@ def _checkpoint(ui: Ui, source: Path, to: str, out: Path, form: str | None, targ
             "left": made.left}
 
 
-def _data(ui: Ui, source: Path, to: str, out: Path, form: str | None, target: Path | None) -> dict[str, Any]:
+def _data(ui: Ui, source: Place, to: str, out: Path, form: str | None, target: Path | None) -> dict[str, Any]:
     from draftscope.pipeline.convert_data import convert_data
 
     with ui.progress("converting", None, "tokens") as advance:

@@ -20,16 +20,16 @@ def refusal(error: DraftscopeError) -> Diagnosis:
 
 
 def command(
-    train: Annotated[Path | None, typer.Option("--train", metavar="DIR", help="Training states.")] = None,
+    train: Annotated[str | None, typer.Option("--train", metavar="DIR", help="Training states.")] = None,
     train_heldout: Annotated[
-        Path | None, typer.Option("--train-heldout", metavar="DIR", help="Training states kept out of training.")
+        str | None, typer.Option("--train-heldout", metavar="DIR", help="Training states kept out of training.")
     ] = None,
     serve: Annotated[
-        Path | None, typer.Option("--serve", metavar="DIR", help="A capture of what the draft received in service.")
+        str | None, typer.Option("--serve", metavar="DIR", help="A capture of what the draft received in service.")
     ] = None,
-    draft: Annotated[Path | None, typer.Option("--draft", metavar="DIR", help="The draft's checkpoint.")] = None,
+    draft: Annotated[str | None, typer.Option("--draft", metavar="DIR", help="The draft's checkpoint.")] = None,
     target: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             "--target", metavar="DIR", help="The target: a folder with weights, or only its embedding, final norm and head."
         ),
@@ -85,13 +85,17 @@ def command(
     from draftscope.diagnose.run import diagnose
     from draftscope.report.html import page
     from draftscope.report.terminal import show
+    from draftscope.states.places import Place, place
+
+    def at(given: str | None) -> Place | None:
+        return None if given is None else place(given)
 
     inputs = Inputs(
-        train=train,
-        train_heldout=train_heldout,
-        serve=serve,
-        draft=draft,
-        target=target,
+        train=at(train),
+        train_heldout=at(train_heldout),
+        serve=at(serve),
+        draft=at(draft),
+        target=at(target),
         metrics=metrics or None,
         metrics_window=metrics_window,
         url=url,

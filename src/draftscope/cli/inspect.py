@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from draftscope.cli.common import FormatOption, JsonOption, QuietOption, SkipBadOption, ThreadsOption, Ui, setup
+from draftscope.cli.elsewhere import MemoryOption, OnOption, PythonOption, host_of
 from draftscope.errors import DraftscopeError, UsageError
 from draftscope.inspecting.report import Inspection
 from draftscope.text import visible
 
+if TYPE_CHECKING:
+    from draftscope.elsewhere.session import Host
+    from draftscope.inspecting.inspect import Answer
+
 
 def command(
     paths: Annotated[
-        list[Path], typer.Argument(metavar="PATH...", help="Files or folders: states, captures, checkpoints, targets.")
+        list[str], typer.Argument(metavar="PATH...", help="Files or folders: states, captures, checkpoints, targets.")
     ],
     norms: Annotated[
         bool, typer.Option("--norms", help="Print shape, norms and first values of every entry of the first item.")
@@ -24,13 +29,14 @@ def command(
         str | None, typer.Option("--as", metavar="NAME[@VERSION]", help="What this trainer makes of training data.")
     ] = None,
     target: Annotated[
-        Path | None, typer.Option("--target", metavar="DIR", help="The target, whole or its parts: says what each entry is.")
+        str | None, typer.Option("--target", metavar="DIR", help="The target, whole or its parts: says what each entry is.")
     ] = None,
     samples: Annotated[
         int, typer.Option("--samples", min=0, metavar="N", help="Read the states of at most N items, evenly spread; 0 = all.")
     ] = 2000,
-    on: Annotated[str | None, typer.Option("--on", metavar="USER@HOST", help="Inspect where the data lie, through ssh.")] = None,
-    python: Annotated[str, typer.Option("--python", metavar="PATH", help="Python with draftscope on that host.")] = "python3",
+    on: OnOption = None,
+    python: PythonOption = "python3",
+    memory: MemoryOption = 4.0,
     format: FormatOption = None,
     skip_bad: SkipBadOption = False,
     json: JsonOption = None,
@@ -39,11 +45,7 @@ def command(
 ) -> int:
     """Print what each PATH is and holds, found from its content. Exit code 1 if something is wrong with it."""
     ui = setup(quiet, threads, json=json, refusal=_refusal)
-    if on is not None:
-        return _remote(ui, on, python, paths, norms, trainer, target, samples, threads,
-                       [*([] if format is None else ["--format", format]), *(["--skip-bad"] if skip_bad else [])])
     from draftscope.inspecting.as_trainer import check_name
-    from draftscope.inspecting.inspect import inspect_path
     from draftscope.inspecting.tables import story
 
     if trainer is not None:
@@ -51,24 +53,21 @@ def command(
     known = None
     if target is not None:
         from draftscope.inspecting.placing import know
+        from draftscope.states.places import place
 
-        known = know(target)
+        known = know(place(target))
     result = Inspection()
     read_as = 0
-    for path in paths:
-        try:
-            with ui.progress(f"reading {path.name}", unit="files") as advance:
-                answer = inspect_path(path, known=known, norms=norms, trainer=trainer, samples=samples, format=format,
-                                      skip_bad=skip_bad, on_item=advance)
-        except UsageError:
-            raise
-        except DraftscopeError as error:
+    options = {"known": known, "norms": norms, "trainer": trainer, "samples": samples, "format": format, "skip_bad": skip_bad}
+    there = host_of(on, python, memory, threads)
+    for answer in _here(ui, paths, options) if there is None else _there(ui, there, paths, options):
+        if isinstance(answer, DraftscopeError):
             if len(paths) == 1:
-                raise
+                raise answer
             if not skip_bad:
                 result.verdict = "undecided"
-            result.next.append(str(error))
-            ui.errors.print(f"draftscope: {visible(error)}", soft_wrap=True)
+            result.next.append(str(answer))
+            ui.errors.print(f"draftscope: {visible(answer)}", soft_wrap=True)
             continue
         result.inspected.append(answer.report)
         result.findings += answer.findings
@@ -91,28 +90,29 @@ def command(
     return 1 if result.findings else 0
 
 
+def _here(ui: Ui, paths: list[str], options: dict[str, Any]) -> Iterator[Answer | DraftscopeError]:
+    from draftscope.inspecting.inspect import inspect_path
+    from draftscope.states.places import place
+
+    for path in map(place, paths):
+        try:
+            with ui.progress(f"reading {path.name}", unit="files") as advance:
+                answer = inspect_path(path, **options, on_item=advance)
+        except UsageError:
+            raise
+        except DraftscopeError as error:
+            yield error
+        else:
+            yield answer
+
+
+def _there(ui: Ui, host: Host, paths: list[str], options: dict[str, Any]) -> Iterator[Answer | DraftscopeError]:
+    from draftscope.elsewhere.answers import inspect_there
+
+    with ui.progress(f"reading on {host.name}", unit="files") as advance:
+        yield from inspect_there(host, paths, **options, on_items=advance)
+
+
 def _refusal(error: DraftscopeError) -> Inspection:
     return Inspection(verdict="undecided", next=[str(error)])
 
-
-def _remote(ui: Ui, host: str, python: str, paths: list[Path], norms: bool, trainer: str | None, target: Path | None,
-            samples: int, threads: int | None, more: list[str]) -> int:
-    import json as jsonlib
-
-    from draftscope.inspecting.remote import Remote
-
-    arguments = ["inspect", "--samples", str(samples), *more]
-    arguments += ["--norms"] if norms else []
-    arguments += ["--as", trainer] if trainer is not None else []
-    arguments += ["--target", str(target)] if target is not None else []
-    arguments += ["--threads", str(threads)] if threads is not None else []
-    arguments += ["--json", "-"] if ui.json is not None else []
-    arguments += ["--quiet"] if ui.quiet else []
-    code, text = Remote(host, python).run([*arguments, "--", *map(str, paths)], capture=ui.json is not None)
-    if ui.json is not None and text:
-        try:
-            ui.write_json(jsonlib.loads(text))
-        except ValueError:
-            raise DraftscopeError("answered with something that is no JSON", where=host,
-                                  remedy="Both sides need the same version of draftscope") from None
-    return code

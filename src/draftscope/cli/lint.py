@@ -13,14 +13,14 @@ from draftscope.linting.report import Lint
 
 
 def command(
-    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="Folder of the draft: config.json and weights.")],
+    checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="Folder of the draft: config.json and weights.")],
     consumers: Annotated[list[str] | None, typer.Option(
         "--for", metavar="CONSUMER",
         help="Who reads it: NAME[@VERSION][:VARIANT], as sglang@0.5.23, sglang@0.5.14:eagle, vllm@0.33:v1, speculators@0.9, "
         "specforge@0.2; or all. May be given several times; without it the checkpoint alone is looked at.")] = None,
-    target_config: Annotated[Path | None, typer.Option(
+    target_config: Annotated[str | None, typer.Option(
         "--target-config", metavar="DIR", help="Folder of the target's config.json: depth, width, vocabulary, kind.")] = None,
-    target: Annotated[Path | None, typer.Option(
+    target: Annotated[str | None, typer.Option(
         "--target", metavar="DIR", help="The target, or its embedding, norm and head: held against the draft's.")] = None,
     token_freq: Annotated[Path | None, typer.Option(
         "--token-freq", metavar="FILE", help="Token counts of the text: what the draft's vocabulary covers.")] = None,
@@ -32,8 +32,10 @@ def command(
     ui = setup(quiet, threads, json=json, refusal=_refusal)
     from draftscope.linting.lint import lint
     from draftscope.linting.tables import story
+    from draftscope.states.places import place
 
-    result = lint(checkpoint, consumers or [], target_config=target_config, target=target, token_freq=token_freq)
+    result = lint(checkpoint, consumers or [], target_config=None if target_config is None else place(target_config),
+                  target=None if target is None else place(target), token_freq=token_freq)
     for part in story(result):
         ui.print(part)
     ui.write_json(result)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -29,9 +29,9 @@ def refusal(error: DraftscopeError) -> BaseModel:
 
 
 def command(
-    draft: Annotated[list[Path], typer.Option("--draft", metavar="DIR", help="A draft's checkpoint; may be given again.")],
-    states: Annotated[Path, typer.Option("--states", metavar="DIR", help="Training states or a capture.")],
-    target: Annotated[Path | None, typer.Option(
+    draft: Annotated[list[str], typer.Option("--draft", metavar="DIR", help="A draft's checkpoint; may be given again.")],
+    states: Annotated[str, typer.Option("--states", metavar="DIR", help="Training states or a capture.")],
+    target: Annotated[str | None, typer.Option(
         "--target", metavar="DIR",
         help="The target, or only its embedding, final norm and head: tells who wrote the text, lends its embedding.")] = None,
     k: Annotated[int | None, typer.Option(
@@ -113,7 +113,7 @@ def _table(found: Replays, *, wide: bool) -> Table:
     if any(rung.gate for rung in found.rungs):
         table.add_column("gate", justify="right")
     for i, rung in enumerate(found.rungs):
-        cells = [visible(Path(rung.draft).name or rung.draft)] if several else []
+        cells = [visible(PurePath(rung.draft).name or rung.draft)] if several else []
         cells.append(visible(" ".join(rung.set)) or "–")
         cells.append(" ".join(filter(None, (number(rung.tokens), interval(rung.interval)))))
         if len(found.rungs) > 1:
@@ -134,4 +134,4 @@ def _change(change: Change | None) -> str:
 
 
 def _name(rung: ReplayRung) -> str:
-    return visible(" ".join([Path(rung.draft).name or rung.draft, *rung.set]))
+    return visible(" ".join([PurePath(rung.draft).name or rung.draft, *rung.set]))

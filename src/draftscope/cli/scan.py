@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from draftscope.cli.common import FormatOption, JsonOption, QuietOption, SkipBadOption, ThreadsOption, check_writable, setup
+from draftscope.cli.elsewhere import MemoryOption, OnOption, PythonOption, host_of
 from draftscope.errors import UsageError
 
 
@@ -23,6 +24,9 @@ def command(
     shard: Annotated[
         str | None, typer.Option("--shard", metavar="I/N", help="Every N-th sequence from the I-th (0 .. N-1); merge them later.")
     ] = None,
+    on: OnOption = None,
+    python: PythonOption = "python3",
+    memory: MemoryOption = 4.0,
     format: FormatOption = None,
     skip_bad: SkipBadOption = False,
     json: JsonOption = None,
@@ -37,22 +41,33 @@ def command(
     from draftscope.scan.fingerprint import load_fingerprint
     from draftscope.scan.scan import scan
     from draftscope.states.opening import open_source
+    from draftscope.states.places import place
 
     if sources[0] == "merge":
         if len(sources) < 3:
             raise UsageError("nothing to merge", remedy="Name two fingerprints or more")
-        if slots is not None or shard is not None:
-            raise UsageError("--slots and --shard are for scanning, not for merging")
-        result = load_fingerprint(Path(sources[1]))
+        if slots is not None or shard is not None or on is not None:
+            raise UsageError("--slots, --shard and --on are for scanning, not for merging")
+        result = load_fingerprint(place(sources[1]))
         for name in sources[2:]:
-            result = result.merge(load_fingerprint(Path(name)))
+            result = result.merge(load_fingerprint(place(name)))
     elif len(sources) > 1:
         raise UsageError("one source at a time", remedy="Scan each, then `draftscope scan merge`")
+    elif (there := host_of(on, python, memory, threads)) is not None:
+        from draftscope.elsewhere.answers import scan_there
+
+        with ui.progress(f"scanning {there.path(sources[0])}", unit="sequences") as advance:
+            scanned = scan_there(there, sources[0], slots=slots, shard=_shard(shard), format=format, skip_bad=skip_bad,
+                                 on_items=advance)
+        result = scanned.fingerprint
+        ui.note_source(scanned)
+        if scanned.skips > len(scanned.skipped):
+            ui.note(f"and {scanned.skips - len(scanned.skipped)} more")
     else:
-        source = open_source(Path(sources[0]), format, skip_bad=skip_bad)
+        source = open_source(sources[0], format, skip_bad=skip_bad)
         part = _shard(shard)
         total = len(source) if part is None else len(range(part[0], len(source), part[1]))
-        with ui.progress(f"scanning {sources[0]}", total=total, unit="sequences") as advance:
+        with ui.progress(f"scanning {source.path}", total=total, unit="sequences") as advance:
             result = scan(source, slots=slots, shard=part, on_item=lambda rows, size: advance(1), skip_odd=skip_bad)
         ui.note_source(source)
     result.save(out)

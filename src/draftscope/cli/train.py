@@ -26,10 +26,10 @@ PrecisionName = Literal["float32", "bfloat16"]
 
 
 def command(
-    states: Annotated[Path, typer.Argument(metavar="STATES", help="Training data, as `extract` writes it.")],
+    states: Annotated[str, typer.Argument(metavar="STATES", help="Training data, as `extract` writes it.")],
     out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="The run: log, state to go on from, draft/ and best/.")],
     target: Annotated[Path | None, typer.Option("--target", metavar="DIR", help="Without it the embedded target.")] = None,
-    heldout: Annotated[Path | None, typer.Option(
+    heldout: Annotated[str | None, typer.Option(
         "--heldout", metavar="STATES", help="Held-out data; without it every 20th sample is held out.")] = None,
     draft_vocab: Annotated[int, typer.Option(
         "--draft-vocab", min=1, metavar="N", help="Most frequent tokens that the draft can say.")] = 8192,
@@ -71,7 +71,7 @@ def command(
     parts, raw = read_parts(folder), read_config(folder)
     source = open_source(states, format, kind="samples", skip_bad=skip_bad)
     if source.kind != "samples":
-        raise UsageError("holds a capture, not training data", where=str(states),
+        raise UsageError("holds a capture, not training data", where=str(source.path),
                          remedy="Make training data with `draftscope extract`")
     with ui.progress("reading", None, "tokens") as advance:
         examples = load_examples(source, parts, max_length=max_length, cache=out / "teacher.safetensors", on_tokens=advance,

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Literal
 
 import torch
@@ -31,6 +30,7 @@ from draftscope.scan.accumulators import BINS_PER_OCTAVE, Norms
 from draftscope.scan.fingerprint import CLASSES, ORDINARY, Fingerprint, RowClass, Statistics, is_fingerprint, load_fingerprint
 from draftscope.scan.scan import scan
 from draftscope.states.opening import open_source
+from draftscope.states.places import Place, place
 from draftscope.states.types import Source
 
 FEW_ROWS = 50
@@ -141,7 +141,7 @@ class Comparison(Model):
         return self.model_dump_json(by_alias=True, indent=2)
 
 
-def compare(a: Path | str | Source | Fingerprint, b: Path | str | Source | Fingerprint) -> Comparison:
+def compare(a: Place | str | Source | Fingerprint, b: Place | str | Source | Fingerprint) -> Comparison:
     """Compare two sources or fingerprints.
 
     Args:
@@ -154,12 +154,12 @@ def compare(a: Path | str | Source | Fingerprint, b: Path | str | Source | Finge
     return compare_fingerprints(fingerprint_of(a), fingerprint_of(b))
 
 
-def fingerprint_of(given: Path | str | Source | Fingerprint) -> Fingerprint:
+def fingerprint_of(given: Place | str | Source | Fingerprint) -> Fingerprint:
     """Scan a source, load a fingerprint file, or pass a fingerprint through."""
     if isinstance(given, Fingerprint):
         return given
-    if isinstance(given, (Path, str)):
-        path = Path(given)
+    if isinstance(given, str | Place):
+        path = place(given)
         return load_fingerprint(path) if is_fingerprint(path) else scan(open_source(path))
     return scan(given)
 

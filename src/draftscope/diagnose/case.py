@@ -13,6 +13,7 @@ import torch
 from draftscope.eagle3.checkpoint import Checkpoint, load_checkpoint
 from draftscope.errors import DraftscopeError, UsageError
 from draftscope.states.opening import Kind, format_kind, open_source
+from draftscope.states.places import Place, Remote
 from draftscope.states.types import Sample, Sequence, Source, Trace, from_sample, from_trace
 from draftscope.target.model import Target, load_target
 from draftscope.target.parts import TargetParts, read_parts
@@ -37,11 +38,11 @@ class Inputs:
         skip_bad: as in `open_source`.
     """
 
-    train: Path | None = None
-    train_heldout: Path | None = None
-    serve: Path | None = None
-    draft: Path | None = None
-    target: Path | None = None
+    train: Place | None = None
+    train_heldout: Place | None = None
+    serve: Place | None = None
+    draft: Place | None = None
+    target: Place | None = None
     metrics: Path | str | Several[Path | str] | None = None
     metrics_window: float = 0.0
     url: str | None = None
@@ -119,7 +120,9 @@ def open_case(inputs: Inputs, report: Callable[[str], None] = lambda _: None) ->
     case = Case(inputs)
     if inputs.target is not None:
         case.parts = read_parts(inputs.target)
-        if _has_layers(inputs.target):
+        if isinstance(inputs.target, Remote):
+            case.notes.append("of a target behind a URL only the ends are read: states could not be re-made")
+        elif _has_layers(inputs.target):
             report("loading the target")
             case.target = load_target(inputs.target)
         else:
@@ -146,7 +149,7 @@ def open_case(inputs: Inputs, report: Callable[[str], None] = lambda _: None) ->
     return case
 
 
-def _has_layers(folder: Path) -> bool:
+def _has_layers(folder: Place) -> bool:
     from draftscope.target.parts import tensor_files
 
     return any(".layers." in name for name in tensor_files(folder))
@@ -168,7 +171,7 @@ def _check_target(case: Case) -> None:
             )
 
 
-def _select(path: Path, kind: Kind, inputs: Inputs, slots: int | None, width: int | None = None) -> Selected:
+def _select(path: Place, kind: Kind, inputs: Inputs, slots: int | None, width: int | None = None) -> Selected:
     named = [format for format in inputs.formats if format_kind(format) == kind]
     source = open_source(path, named[0] if named else None, kind=kind, skip_bad=inputs.skip_bad)
     if source.kind != kind:
@@ -226,7 +229,7 @@ def _select(path: Path, kind: Kind, inputs: Inputs, slots: int | None, width: in
     return selected
 
 
-def _sequence(item: Sample | Trace, slots: int | None, width: int | None, path: Path) -> Sequence:
+def _sequence(item: Sample | Trace, slots: int | None, width: int | None, path: Place) -> Sequence:
     if isinstance(item, Sample):
         return from_sample(item)
     return from_trace(item, _slots_of(item, slots, width, path))
@@ -242,7 +245,7 @@ def _spread(lengths: list[int], rows: int) -> set[int]:
     return {usable[int(i * len(usable) / count)] for i in range(count)}
 
 
-def _slots_of(trace: Trace, slots: int | None, width: int | None, path: Path) -> int:
+def _slots_of(trace: Trace, slots: int | None, width: int | None, path: Place) -> int:
     total = int(trace.fc_input.shape[1])
     if width is not None and total % width == 0:
         return total // width

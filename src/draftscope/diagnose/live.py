@@ -26,6 +26,7 @@ from draftscope.errors import DraftscopeError, UsageError
 from draftscope.findings import Rung
 from draftscope.pipeline.prompts import read_prompts
 from draftscope.states.opening import format_kind, open_source
+from draftscope.states.places import model_folder
 from draftscope.states.types import Sample, Source
 from draftscope.target.model import load_tokenizer
 
@@ -167,14 +168,17 @@ def hear(inputs: Inputs, report: Callable[[str], None] = lambda _: None) -> Live
             else:
                 live.notes.append(f"{path} tells no prompts: its samples have no loss mask, or begin with an answer")
     if inputs.prompts is not None:
-        found = [p.token_ids for p in read_prompts(inputs.prompts, _Words(inputs.target), limit=inputs.requests)]
+        words = _Words(None if inputs.target is None else model_folder(inputs.target))
+        found = [p.token_ids for p in read_prompts(inputs.prompts, words, limit=inputs.requests)]
         live.fresh = Group("fresh prompts", [ids for ids in found if len(ids) < longest])
     if not any(group.prompts for group in live.groups):
         raise UsageError("there is no prompt to ask the server", where=inputs.url,
                          remedy="Give training states with loss masks (--train), or prompts (--prompts)")
-    before = _files(inputs.serve)
+    # Behind a URL nobody can tell when the files are there.
+    serve = inputs.serve if isinstance(inputs.serve, Path) else None
+    before = _files(serve)
     listen(live, max_new=inputs.max_new, report=report)
-    if inputs.serve is not None and not _arrived(inputs.serve, before, time.sleep):
+    if serve is not None and not _arrived(serve, before, time.sleep):
         live.notes.append(f"no request that was asked arrived in {inputs.serve}: does this server capture into another folder?")
     return live
 

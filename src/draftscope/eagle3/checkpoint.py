@@ -27,6 +27,7 @@ from draftscope.eagle3.reading import D2T, Reading
 from draftscope.eagle3.weightfiles import read_weights
 from draftscope.eagle3.writing import native_config
 from draftscope.errors import DraftscopeError
+from draftscope.states.places import Place, model_folder
 from draftscope.states.tensorfile import read_json
 
 if TYPE_CHECKING:
@@ -75,11 +76,11 @@ def expected_shapes(config: DraftConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def load_checkpoint(folder: Path | str, *, target_layers: int | None = None, writer: Writer | None = None) -> Checkpoint:
+def load_checkpoint(folder: Place | str, *, target_layers: int | None = None, writer: Writer | None = None) -> Checkpoint:
     """Open a draft checkpoint.
 
     Args:
-        folder: holds config.json and weights (`weightfiles`).
+        folder: holds config.json and weights (`weightfiles`); of a URL these are copied.
         target_layers: decoder layers of the target; without it a configuration that names no layer ids has no boundaries.
         writer: whose trainer wrote it, where that changes what a key means; None = by the names of the tensors.
 
@@ -87,7 +88,7 @@ def load_checkpoint(folder: Path | str, *, target_layers: int | None = None, wri
         DraftscopeError: not a draft, another file format, a truncated file, a shape that contradicts the configuration, or
             something that the draft model here can't honour.
     """
-    folder = Path(folder)
+    folder = model_folder(folder)
     raw = _read_config(folder / "config.json")
     weights = read_weights(folder)
     tensors, spelt = weights.tensors, weights.spelt

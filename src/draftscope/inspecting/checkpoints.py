@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -17,6 +16,7 @@ from draftscope.inspecting.report import Inspected
 from draftscope.inspecting.rows import short_dtype
 from draftscope.linting.values import missing_tensors, unsound
 from draftscope.linting.vocabulary import map_findings
+from draftscope.states.places import Place
 from draftscope.states.tensorfile import TensorFile, read_json
 from draftscope.target.parts import TargetParts, read_parts, tensor_files
 
@@ -29,7 +29,7 @@ CLAIMS = ("architectures", "model_type", "speculators_version", "torch_dtype", "
 TENSORS_SHOWN = 64
 
 
-def is_draft(folder: Path) -> bool:
+def is_draft(folder: Place) -> bool:
     """Whether a model folder holds a draft: by its tensors, else by its configuration."""
     try:
         names = list(tensor_files(folder))
@@ -45,7 +45,7 @@ def is_draft(folder: Path) -> bool:
     return any(key in config for key in DRAFT_KEYS) or (isinstance(named, list) and any("Eagle3" in str(name) for name in named))
 
 
-def inspect_draft(folder: Path) -> tuple[Inspected, list[Finding]]:
+def inspect_draft(folder: Place) -> tuple[Inspected, list[Finding]]:
     """A draft checkpoint as it stands, whoever reads it (`lint` says what a consumer makes of it).
 
     Raises:
@@ -85,7 +85,7 @@ def _map_words(checkpoint: Checkpoint) -> str:
     return "missing" if d2t is None else f"offsets {int(d2t.min())}..{int(d2t.max())}"
 
 
-def inspect_target(folder: Path) -> tuple[Inspected, list[Finding]]:
+def inspect_target(folder: Place) -> tuple[Inspected, list[Finding]]:
     """A target, or its parts alone.
 
     Raises:
@@ -118,7 +118,7 @@ def _weights_words(parts: TargetParts, layers: set[str], absent: list[str]) -> s
     return f"{held}, {len(absent)} files absent" if absent else held
 
 
-def inspect_tensors(file: Path) -> tuple[Inspected, list[Finding]]:
+def inspect_tensors(file: Place) -> tuple[Inspected, list[Finding]]:
     """Any safetensors file: its tensors by name, shape and dtype.
 
     Raises:
@@ -136,7 +136,7 @@ def inspect_tensors(file: Path) -> tuple[Inspected, list[Finding]]:
     return report, list(unsound(held))
 
 
-def inspect_report(file: Path) -> tuple[Inspected, list[Finding]]:
+def inspect_report(file: Place) -> tuple[Inspected, list[Finding]]:
     """A JSON file of draftscope's own.
 
     Raises:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 
 from draftscope.errors import DraftscopeError
 from draftscope.inspecting.report import Group, Inspected, Skip
 from draftscope.pipeline.conversations import Messages, parse_line
+from draftscope.states.places import Place
 
 EXAMPLES = 3
 
 
-def inspect_conversations(file: Path) -> Inspected | None:
+def inspect_conversations(file: Place) -> Inspected | None:
     """A JSONL file of conversations, one a line; None where not one line is such.
 
     Raises:

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from draftscope.inspecting.rows import RowFigures
+from draftscope.states.mapped import release
 
 PAIRS_PER_SEQUENCE = 256
 PAIRS = 4096
+TOGETHER = 32
 SHARE_PAIRS = 16
 """Fewer pairs than this say nothing about depth."""
 
@@ -95,12 +97,15 @@ class TokenTest:
 
 
 def distances(states: Tensor, pairs: Tensor) -> tuple[Tensor, Tensor]:
-    """Of rows [N, 2] of states [T, Ht]: |a - b| / max(|a|, |b|), and the squared distance of the unit vectors."""
-    a, b = states[pairs[:, 0]].double(), states[pairs[:, 1]].double()
-    norm_a, norm_b = a.norm(dim=-1), b.norm(dim=-1)
-    errors = (a - b).norm(dim=-1) / torch.maximum(norm_a, norm_b)
-    unit = (a / norm_a[:, None] - b / norm_b[:, None]).square().sum(-1)
-    return errors, unit
+    """Of rows [N, 2] of states [T, Ht]: |a - b| / max(|a|, |b|), and the squared distance of the unit vectors; float64."""
+    errors, units = [], []
+    for some in pairs.split(TOGETHER):
+        a, b = states[some[:, 0]].double(), states[some[:, 1]].double()
+        release(states)  # rows here and there bring far more than themselves into memory
+        norm_a, norm_b = a.norm(dim=-1), b.norm(dim=-1)
+        errors.append((a - b).norm(dim=-1) / torch.maximum(norm_a, norm_b))
+        units.append((a / norm_a[:, None] - b / norm_b[:, None]).square().sum(-1))
+    return torch.cat(errors), torch.cat(units)
 
 
 def rank_by_depth(norms: list[float | None], shares: list[float | None]) -> tuple[list[int | None], bool]:

@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from draftscope.errors import DraftscopeError
 from draftscope.findings import Finding
 from draftscope.inspecting.as_trainer import read_as
-from draftscope.inspecting.conversations import inspect_conversations
 from draftscope.inspecting.meaning import infer
-from draftscope.inspecting.measure import Pass, measure, slots_of
-from draftscope.inspecting.norms import norms_block
+from draftscope.inspecting.measure import Pass, measure
+from draftscope.inspecting.norms import Slots, first_norms, norms_block
+from draftscope.inspecting.otherwise import no_states
 from draftscope.inspecting.report import AsTrainer, Inspected
 from draftscope.inspecting.suspicions import find
 from draftscope.states.opening import open_source, recognised
-from draftscope.states.types import Sample
+from draftscope.states.places import Place
 
 if TYPE_CHECKING:
     from draftscope.inspecting.placing import Knowledge
@@ -34,7 +33,7 @@ class Answer:
     as_trainer: AsTrainer | None = None
 
 
-def inspect_path(path: Path, *, known: Knowledge | None = None, norms: bool = False, trainer: str | None = None,
+def inspect_path(path: Place, *, known: Knowledge | None = None, norms: bool = False, trainer: str | None = None,
                  samples: int = 0, format: str | None = None, skip_bad: bool = False,
                  on_item: Callable[[], None] | None = None) -> Answer:
     """Inspect one file or folder.
@@ -54,11 +53,17 @@ def inspect_path(path: Path, *, known: Knowledge | None = None, norms: bool = Fa
     if not path.exists():
         raise DraftscopeError("does not exist", where=str(path), remedy="Check the path")
     if format is None and recognised(path) is None:
-        other = _no_states(path)
+        other = no_states(path)
         if other is not None:
             return Answer(*other)
     source = open_source(path, format, skip_bad=skip_bad)
     found = measure(source, samples=samples, width=None if known is None else known.parts.width, on_item=on_item)
+    width = None if known is None else known.parts.width
+    return judged(found, first_norms(found, width) if norms else None, known, trainer)
+
+
+def judged(found: Pass, norms: Slots | None = None, known: Knowledge | None = None, trainer: str | None = None) -> Answer:
+    """What the figures of a pass mean, wherever they were taken."""
     if known is not None:
         from draftscope.inspecting.placing import place_entries
 
@@ -69,32 +74,11 @@ def inspect_path(path: Path, *, known: Knowledge | None = None, norms: bool = Fa
     found.report.notes += remarks(found)
     layers = None if known is None or known.target is None else known.target.layers
     answer = Answer(found.report, find(found, None if known is None else known.parts, layers))
-    if norms:
-        answer.norms = _block(found, known)
+    if norms is not None:
+        answer.norms = norms_block(norms, found.report.entries)
     if trainer is not None and found.report.what == "training data":
         answer.as_trainer = read_as(trainer, found)
     return answer
-
-
-def _no_states(path: Path) -> tuple[Inspected, list[Finding]] | None:
-    """What else it can be: a model folder, a file of tensors, conversations, a report; None = not known."""
-    from draftscope.inspecting import checkpoints
-
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            return None
-        return checkpoints.inspect_draft(path) if checkpoints.is_draft(path) else checkpoints.inspect_target(path)
-    if path.suffix == ".jsonl":
-        held = inspect_conversations(path)
-        return None if held is None else (held, [])
-    if path.suffix == ".json":
-        return checkpoints.inspect_report(path)
-    if path.suffix == ".safetensors":
-        report, findings = checkpoints.inspect_tensors(path)
-        meant = {"hidden_states", "fc_input"} & set(report.facts["shapes"])
-        # A file that tries to be states and fails is better refused with the reason.
-        return None if meant else (report, findings)
-    return None
 
 
 def remarks(found: Pass) -> list[str]:
@@ -116,15 +100,3 @@ def remarks(found: Pass) -> list[str]:
         said.append("no loss_mask: which tokens are answers is not known, the argmax rules apply")
     return said
 
-
-def _block(found: Pass, known: Knowledge | None) -> str:
-    entries = found.report.entries
-    for item in found.kept:
-        if isinstance(item, Sample):
-            token_ids, states = item.token_ids, item.states
-        else:
-            count, _ = slots_of(item, None if known is None else known.parts.width)
-            token_ids, states = item.token_ids, item.fc_input.unflatten(1, (count, -1))
-        if states.shape[1] <= len(entries):
-            return norms_block(token_ids, states, entries[: states.shape[1]])
-    return ""

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from draftscope.errors import DraftscopeError
 from draftscope.inspecting.depth import TokenTest, rank_by_depth
-from draftscope.inspecting.report import Entry, Group, Inspected, Skip
+from draftscope.inspecting.figures import Entry, Group, Inspected, Skip
 from draftscope.inspecting.rows import row_figures, same_entries, short_dtype
 from draftscope.states.folder import FileSource, turned_round
+from draftscope.states.places import Unreachable
 from draftscope.states.types import Sample, Source, Trace
 
 TOKEN_TEST_ITEMS = 64
@@ -130,6 +131,8 @@ def _chosen(source: Source, samples: int) -> Iterator[Any]:
     for position in torch.linspace(0, len(source) - 1, samples).long().tolist():
         try:
             yield from source.items(position)
+        except Unreachable:
+            raise
         except DraftscopeError as error:
             source.skip(position, error)
 

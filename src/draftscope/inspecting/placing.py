@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -15,6 +14,7 @@ from draftscope.errors import DraftscopeError
 from draftscope.inspecting.measure import Pass, slots_of
 from draftscope.inspecting.report import Entry
 from draftscope.inspecting.rows import row_figures
+from draftscope.states.places import Place, Remote
 from draftscope.states.types import Sample, Trace
 from draftscope.target.model import Target, load_target
 from draftscope.target.parts import TargetParts, read_parts, tensor_files
@@ -36,13 +36,15 @@ class Knowledge:
     remark: str = ""
 
 
-def know(folder: Path) -> Knowledge:
+def know(folder: Place) -> Knowledge:
     """Read the parts of a target, and load it where all of its weights are there.
 
     Raises:
         DraftscopeError: no parts there.
     """
     parts = read_parts(folder)
+    if isinstance(folder, Remote):
+        return Knowledge(parts, None, f"of a target behind a URL only the parts are read: {PARTS_ONLY}")
     files = tensor_files(folder)
     if not any("layers." in name for name in files) or not all(file.is_file() for file in files.values()):
         return Knowledge(parts, None, f"only the target's parts are there: {PARTS_ONLY}")

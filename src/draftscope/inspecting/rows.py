@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from draftscope.compare.evidence import SINK
+from draftscope.scan.scan import SINK
+from draftscope.states.mapped import pieces, release
 
 BLOCK_VALUES = 2**24
 """Values held in float32 at once."""
@@ -41,6 +42,7 @@ def row_norms(states: Tensor) -> Tensor:
         if over.any():
             norms[over] = torch.linalg.vector_norm(block[over].double(), dim=-1)
         blocks.append(norms)
+        release(block, whole=states)
     return torch.cat(blocks)
 
 
@@ -71,7 +73,10 @@ def same_entries(states: Tensor, norms: Tensor) -> list[tuple[int, int]]:
         (i, j) for i in range(states.shape[1]) for j in range(i + 1, states.shape[1])
         if torch.equal(norms[:, i].nan_to_num(-1.0), norms[:, j].nan_to_num(-1.0))
     ]
-    return [(i, j) for i, j in alike if torch.equal(bits[:, i], bits[:, j])]
+    for piece in pieces(bits) if alike else ():
+        alike = [(i, j) for i, j in alike if torch.equal(piece[:, i], piece[:, j])]
+        release(piece, whole=bits)
+    return alike
 
 
 def short_dtype(dtype: torch.dtype) -> str:

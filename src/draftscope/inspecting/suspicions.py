@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 from draftscope.findings import Evidence, Finding, Fix, Recovery, Strength
@@ -81,7 +82,7 @@ def _nonfinite(found: Pass) -> Iterator[Finding]:
         "Find where the values overflow (float16 cannot hold the first token's state of many models; use bfloat16) or are never "
         "written; drop or rewrite these rows",
         measured="every value of every entry", result="; ".join(parts), decides="no value is NaN or Inf",
-        figures={e.name: e.nonfinite.model_dump() for e in bad},
+        figures={e.name: asdict(e.nonfinite) for e in bad},
     )
 
 

@@ -21,6 +21,7 @@ from draftscope.inspecting.measure import slots_of
 from draftscope.inspecting.placing import Knowledge
 from draftscope.inspecting.suspicions import suspect
 from draftscope.states.opening import open_source
+from draftscope.states.places import Place, matching, size_of
 from draftscope.states.tensorfile import read_json
 from draftscope.states.types import Trace
 
@@ -256,9 +257,9 @@ def _remarks(path: Path, found: Agreement) -> Iterator[str]:
         yield f"{len(found.unmatched)} requests of {path.name} have no counterpart, such as {found.unmatched[0]}"
 
 
-def contents(folder: Path) -> dict[str, int]:
+def contents(folder: Place) -> dict[str, int]:
     """The capture's files by name, with their sizes."""
-    return {entry.name: entry.stat().st_size for entry in sorted(folder.iterdir()) if entry.suffix == ".safetensors"}
+    return {file.name: size_of(file) for file in matching(folder, ".safetensors")}
 
 
 def mark(folder: Path, result: Verified) -> dict[str, Any]:
@@ -270,7 +271,7 @@ def mark(folder: Path, result: Verified) -> dict[str, Any]:
     }
 
 
-def read_mark(folder: Path) -> tuple[bool, str]:
+def read_mark(folder: Place) -> tuple[bool, str]:
     """Whether a capture was verified and found clean, and what is to be said of it."""
     if not folder.is_dir() or not (folder / MARK).is_file():
         return False, "the capture was not verified against a second one (draftscope capture verify A B)"

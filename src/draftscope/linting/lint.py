@@ -17,12 +17,13 @@ from draftscope.linting.report import Lint
 from draftscope.linting.target import TargetFacts, head_facts, know, same_embedding, target_findings
 from draftscope.linting.values import checkpoint_values
 from draftscope.linting.vocabulary import FREQUENCIES, coverage, is_sorted, map_facts, map_findings, read_frequencies
+from draftscope.states.places import Place, model_folder, place
 
 ALL = "all"
 
 
 def lint(
-    folder: Path | str, consumers: Sequence[str] = (), *, target_config: Path | None = None, target: Path | None = None,
+    folder: Place | str, consumers: Sequence[str] = (), *, target_config: Place | None = None, target: Place | None = None,
     token_freq: Path | None = None,
 ) -> Lint:
     """What consumers make of a draft checkpoint, and what is wrong with it whoever reads it.
@@ -38,15 +39,15 @@ def lint(
         UsageError: no such consumer.
         DraftscopeError: a file that can't be read.
     """
-    folder = Path(folder)
+    named, folder = place(folder), model_folder(folder)
     asked = [name for given in consumers for name in (everybody() if given == ALL else [given])]
     for name in asked:
         ask(name)
     facts = None
     if target is not None or target_config is not None:
-        facts = know(Path(target or target_config or ""), weights=target is not None)
+        facts = know(place(target or target_config or ""), weights=target is not None)
     opened = open_checkpoint(folder, None if facts is None else facts.layers)
-    result = Lint(schema="draftscope.lint/1", checkpoint=str(folder), target=None if facts is None else str(facts.folder))
+    result = Lint(schema="draftscope.lint/1", checkpoint=str(named), target=None if facts is None else str(facts.folder))
     result.findings = list(opened.findings)
     checkpoint = opened.checkpoint
     if checkpoint is not None:

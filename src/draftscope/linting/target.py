@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from draftscope.eagle3.checkpoint import Checkpoint
 from draftscope.findings import Finding
 from draftscope.linting.finding import finding
 from draftscope.linting.vocabulary import map_facts, mapped_ids, rebuilt_ids
+from draftscope.states.places import Place
 from draftscope.states.tensorfile import read_json
 from draftscope.target.parts import TargetParts, read_config, read_parts
 
@@ -32,7 +32,7 @@ class TargetFacts:
         parts: embedding and head; None = config.json alone.
     """
 
-    folder: Path
+    folder: Place
     layers: int
     model_type: str
     width: int
@@ -43,7 +43,7 @@ class TargetFacts:
     parts: TargetParts | None = None
 
 
-def know(folder: Path, *, weights: bool) -> TargetFacts:
+def know(folder: Place, *, weights: bool) -> TargetFacts:
     """Read a target's config.json, and its parts with `weights`.
 
     Raises:

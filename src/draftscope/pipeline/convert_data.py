@@ -18,6 +18,7 @@ import torch
 from draftscope.errors import DraftscopeError, UsageError
 from draftscope.states import plain, specforge, speculators
 from draftscope.states.opening import open_source
+from draftscope.states.places import Place
 from draftscope.states.plain import write_sample
 from draftscope.states.speculators_write import DataSetWriter
 from draftscope.states.types import Norm, Sample, Skipped
@@ -45,7 +46,7 @@ class Converted:
     skipped: list[Skipped]
 
 
-def convert_data(path: Path, out: Path, to: str, *, format: str | None = None, target: Path | None = None,
+def convert_data(path: Place, out: Path, to: str, *, format: str | None = None, target: Path | None = None,
                  on_tokens: Callable[[int], None] | None = None) -> Converted:
     """Rewrite training data; `out` appears whole or not at all.
 

@@ -12,12 +12,11 @@ class _Room(ModuleType):
 
     def __call__(self, source: Any, **options: Any) -> Any:
         """See `scan.scan.scan`; a path is opened first."""
-        from pathlib import Path
-
         from draftscope.scan.scan import scan
         from draftscope.states.opening import open_source
+        from draftscope.states.places import Place
 
-        return scan(open_source(source) if isinstance(source, (str, Path)) else source, **options)
+        return scan(open_source(source) if isinstance(source, str | Place) else source, **options)
 
 
 sys.modules[__name__].__class__ = _Room

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from draftscope.errors import DraftscopeError
 from draftscope.scan.accumulators import ACCUMULATORS, Counts, Dimensions, Norms, Outliers
+from draftscope.states.places import Place
 from draftscope.states.tensorfile import TensorFile, parse_json, save_tensors
 
 SCHEMA = "draftscope.fingerprint/1"
@@ -168,7 +169,7 @@ class Fingerprint:
         save_tensors(path, tensors, {"draftscope": json.dumps(header, ensure_ascii=False)})
 
 
-def is_fingerprint(path: Path) -> bool:
+def is_fingerprint(path: Place) -> bool:
     """Whether a file says that it is a fingerprint, of any version."""
     if not path.is_file():
         return False
@@ -178,7 +179,7 @@ def is_fingerprint(path: Path) -> bool:
         return False
 
 
-def load_fingerprint(path: Path) -> Fingerprint:
+def load_fingerprint(path: Place) -> Fingerprint:
     """Read a fingerprint.
 
     Raises:

@@ -5,7 +5,7 @@ pyarrow is an optional extra; it maps the files, so rows are read when they are 
 
 from __future__ import annotations
 
-from pathlib import Path
+from pathlib import PurePosixPath
 from typing import Any
 
 import torch
@@ -13,15 +13,16 @@ from torch import Tensor
 
 from draftscope.errors import DraftscopeError
 from draftscope.states.errors import StatesError
+from draftscope.states.places import Place, local_copy, matching
 from draftscope.states.tensorfile import read_json
 
 STATE = "state.json"
 
 
-def data_set_of(folder: Path) -> Path | None:
+def data_set_of(folder: Place) -> Place | None:
     """The data set in a folder or in the one above it; None if neither is one."""
     for place in (folder, folder.parent):
-        if (place / STATE).is_file() and any(place.glob("*.arrow")):
+        if (place / STATE).is_file() and matching(place, ".arrow"):
             return place
     return None
 
@@ -38,7 +39,7 @@ class ArrowRows:
             themselves.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Place) -> None:
         try:
             import pyarrow
         except ImportError:
@@ -57,10 +58,11 @@ class ArrowRows:
         held = self._tables[0].column_names
         self.columns = frozenset(name for name in held if all(name in table.column_names for table in self._tables))
 
-    def _open(self, path: Path) -> Any:
+    def _open(self, path: Place) -> Any:
         arrow = self._pyarrow
         try:
-            table = arrow.ipc.open_stream(arrow.memory_map(str(path))).read_all()
+            with local_copy(path) as copied:
+                table = arrow.ipc.open_stream(arrow.memory_map(str(copied))).read_all()
             table.validate()
         except (arrow.ArrowException, OSError, ValueError) as error:
             raise StatesError(f"is no whole Arrow file ({_line(error)})", cause="broken", where=str(path),
@@ -93,7 +95,7 @@ class ArrowRows:
             raise StatesError(f"cannot be read ({_line(error)})", cause="broken", where=where) from None
 
 
-def _names(folder: Path) -> list[str]:
+def _names(folder: Place) -> list[str]:
     held = read_json(folder / STATE)
     described: dict[str, Any] = held if isinstance(held, dict) else {}
     files = described.get("_data_files")
@@ -102,7 +104,7 @@ def _names(folder: Path) -> list[str]:
     if not names or len(names) != len(named):
         raise StatesError("names no data files", where=str(folder / STATE), remedy="Save the data set with save_to_disk")
     for name in names:
-        if name != Path(name).name or name in (".", ".."):
+        if name != PurePosixPath(name).name or name in (".", ".."):
             raise StatesError(f"names `{name[:80]}`, which is no file in this folder", cause="broken", where=str(folder / STATE))
     if described.get("_indices_data_files"):
         raise StatesError("selects rows through an index file, which is not read", where=str(folder / STATE),

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from draftscope.errors import DraftscopeError
 from draftscope.states.folder import FileSource, first_fit, list_files
+from draftscope.states.places import Place
 from draftscope.states.tensorfile import TensorFile, parse_json, save_tensors
 from draftscope.states.torchsource import described as described_beside
 from draftscope.states.types import Trace
@@ -23,7 +24,7 @@ NUMBERS = frozenset({"layer_ids", "num_spec_tokens", "topk", "temperature"})
 """Metadata that is JSON rather than text."""
 
 
-def fits(file: Path) -> str | None:
+def fits(file: Place) -> str | None:
     """Why a file is of this format, by the header alone; None if it is not."""
     try:
         opened = TensorFile(file)
@@ -36,12 +37,12 @@ def fits(file: Path) -> str | None:
     return f"{file.name}: `fc_input` has two axes {list(shape)} (rows, slots x width), with `token_ids` beside it"
 
 
-def sniff(path: Path) -> str | None:
+def sniff(path: Place) -> str | None:
     """Why the path holds a plain capture; None if no file there fits."""
     return first_fit(path, SUFFIX, fits)
 
 
-def open(path: Path, chosen: str | None = None) -> FileSource[Trace]:
+def open(path: Place, chosen: str | None = None) -> FileSource[Trace]:
     """Traces of a folder or of one file, lazily, in natural order of the names.
 
     What `capture.json` says is filled into every trace's `meta` where the file itself says nothing.
@@ -52,7 +53,7 @@ def open(path: Path, chosen: str | None = None) -> FileSource[Trace]:
     files, others = list_files(path, SUFFIX)
     notes: list[str] = []
     described = described_beside(path, "capture.json", notes)
-    def read(file: Path, said: list[str]) -> Trace:
+    def read(file: Place, said: list[str]) -> Trace:
         trace = read_trace(file, said)
         trace.meta = {**described, **trace.meta}
         return trace
@@ -82,7 +83,7 @@ def parse_metadata(metadata: dict[str, str], notes: list[str]) -> dict[str, Any]
     return parsed
 
 
-def read_trace(file: Path, notes: list[str]) -> Trace:
+def read_trace(file: Place, notes: list[str]) -> Trace:
     """One request; its tensors stay mapped. What is absent and has no default stays None.
 
     Raises:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from draftscope.states.errors import StatesError
+from draftscope.states.mapped import fill, room
+from draftscope.states.places import Place
 from draftscope.states.tensorfile import INTEGERS, entry_labels
 from draftscope.states.torchfile import owns_its_data
 from draftscope.states.types import Norm, Sample
@@ -65,9 +66,8 @@ def read_pair(held: Mapping[str, Any], layout: Layout, where: str, notes: list[s
     kept = length if rows is None else min(rows, length)
     if kept < length:
         notes.append("rows of padding left out, as the attention mask marks them")
-    states = torch.empty(kept, slots + 1, width, dtype=dtype)
-    states[:, :-1] = wide[:kept].unflatten(1, (slots, width))
-    states[:, -1] = narrow[:kept]
+    states = room((kept, slots + 1, width), dtype)
+    fill(states, [(slice(0, slots), wide[:kept].unflatten(1, (slots, width))), (slots, narrow[:kept])])
     ids = integers_of(held, layout.ids, where, length, notes)[:kept]
     mask = None
     if held.get(layout.mask) is not None:
@@ -156,7 +156,7 @@ def integers_of(held: Mapping[str, Any], key: str, where: str, rows: int, notes:
     return value
 
 
-def fits_pair(held: Any, layout: Layout, file: Path) -> str | None:
+def fits_pair(held: Any, layout: Layout, file: Place) -> str | None:
     """Why a record is of a layout, by shapes and names; None if it is not."""
     if not isinstance(held, dict) or held.get(layout.ids) is None:
         return None

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from draftscope.errors import DraftscopeError
 from draftscope.states.errors import StatesError
+from draftscope.states.places import Place, Unreachable, listing
 from draftscope.states.types import Sample, Skipped, Trace
 
 Item = TypeVar("Item", Sample, Trace)
@@ -34,13 +33,13 @@ def _digits(found: re.Match[str]) -> str:
     return f"{len(plain):03d}{plain}"
 
 
-def number_of(path: Path) -> int:
+def number_of(path: Place) -> int:
     """The number that the file's name ends in, its suffixes left out; else -1."""
     found = re.search(r"(\d+)$", path.name.removesuffix(".gz").rpartition(".")[0])
     return int(found.group(1)) if found else -1
 
 
-def list_files(path: Path, suffix: str | tuple[str, ...], *, deep: bool = False) -> tuple[list[Path], list[Skipped]]:
+def list_files(path: Place, suffix: str | tuple[str, ...], *, deep: bool = False) -> tuple[list[Place], list[Skipped]]:
     """Files of a suffix in natural order, and what else lies there. Hidden files and descriptions count as neither.
 
     Args:
@@ -67,11 +66,11 @@ def list_files(path: Path, suffix: str | tuple[str, ...], *, deep: bool = False)
 class _Entry(NamedTuple):
     key: tuple[str, ...]
     name: str
-    path: Path
+    path: Place
     folder: bool
 
 
-_listed: dict[tuple[Path, bool], list[_Entry]] | None = None
+_listed: dict[tuple[Place, bool], list[_Entry]] | None = None
 
 
 @contextmanager
@@ -86,7 +85,7 @@ def listing_once() -> Iterator[None]:
         _listed = outer
 
 
-def _entries(path: Path, deep: bool) -> list[_Entry]:
+def _entries(path: Place, deep: bool) -> list[_Entry]:
     """What lies in a folder, in natural order."""
     if _listed is not None and (path, deep) in _listed:
         return _listed[path, deep]
@@ -102,36 +101,28 @@ def _key(entry: _Entry) -> tuple[str, ...]:
     return entry.key
 
 
-def _scan(folder: Path, deep: bool, above: tuple[str, ...], found: list[_Entry]) -> None:
+def _scan(folder: Place, deep: bool, above: tuple[str, ...], found: list[_Entry]) -> None:
     try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                name = entry.name
-                if name.startswith(".") or name in BESIDE or name.endswith(LOCK):
-                    continue
-                key, inner = (*above, natural(name)), _is_folder(entry)
-                if inner and deep and len(above) < DEEPEST and not entry.is_symlink():
-                    _scan(folder / name, deep, key, found)
-                else:
-                    found.append(_Entry(key, name, folder / name, inner))
+        entries = listing(folder)
     except OSError as error:
         raise DraftscopeError(error.strerror or "cannot be listed", where=str(folder)) from None
+    for entry in entries:
+        if entry.name.startswith(".") or entry.name in BESIDE or entry.name.endswith(LOCK):
+            continue
+        key = (*above, natural(entry.name))
+        if entry.folder and deep and len(above) < DEEPEST and not entry.link:
+            _scan(entry.place, deep, key, found)
+        else:
+            found.append(_Entry(key, entry.name, entry.place, entry.folder))
 
 
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a link to itself
-        return False
-
-
-def turned_round(files: Sequence[Path]) -> tuple[Path, Path] | None:
+def turned_round(files: Sequence[Place]) -> tuple[Place, Place] | None:
     """Two files that sorting their names as text would turn round, the one that comes first by number first."""
     by_text = sorted(files, key=str)
     return next(((one, other) for one, other in zip(files, by_text, strict=True) if one != other), None)
 
 
-def stated_order(files: Sequence[Path]) -> str:
+def stated_order(files: Sequence[Place]) -> str:
     """In which order the files are taken, and where sorting their names as text would give another."""
     turned = turned_round(files)
     if turned is None:
@@ -152,9 +143,9 @@ class FileSource(Generic[Item]):
         DraftscopeError: while iterating, when a file that was named directly cannot be read, or no file at all could.
     """
 
-    def __init__(self, *, kind: Literal["samples", "traces"], path: Path, format: str, chosen: str | None, files: list[Path],
+    def __init__(self, *, kind: Literal["samples", "traces"], path: Place, format: str, chosen: str | None, files: list[Place],
                  others: Iterable[Skipped], meta: dict[str, Any],
-                 read: Callable[[Path, list[str]], Item | list[Item | Skipped]], notes: Iterable[str] = (),
+                 read: Callable[[Place, list[str]], Item | list[Item | Skipped]], notes: Iterable[str] = (),
                  numbered: bool = False) -> None:
         self.kind: Literal["samples", "traces"] = kind
         self.path, self.format, self.meta = path, format, meta
@@ -164,7 +155,7 @@ class FileSource(Generic[Item]):
         self.skip_bad = False
         self._passed: set[tuple[str, int]] = set()
         self.notes: list[str] = list(notes)
-        self._read: Callable[[Path, list[str]], Item | list[Item | Skipped]] = read
+        self._read: Callable[[Place, list[str]], Item | list[Item | Skipped]] = read
         if not files:
             raise DraftscopeError("holds no file of this format", where=str(path), remedy="Name the folder that holds the data")
         if numbered:
@@ -226,6 +217,8 @@ class FileSource(Generic[Item]):
         for position, file in enumerate(self.files):
             try:
                 held = self.items(position)
+            except Unreachable:
+                raise
             except DraftscopeError as error:
                 if file == self.path and not self.skip_bad:
                     raise
@@ -239,9 +232,9 @@ class FileSource(Generic[Item]):
             raise DraftscopeError(f"none of {len(self.files)} files can be read; the first: {first}", where=str(self.path))
 
 
-def _twice(files: Sequence[Path]) -> list[str]:
+def _twice(files: Sequence[Place]) -> list[str]:
     """Numbers that more than one file carries: they stand for the same input line."""
-    first: dict[int, Path] = {}
+    first: dict[int, Place] = {}
     said, count = "", 0
     for file in files:
         number = number_of(file)
@@ -252,12 +245,13 @@ def _twice(files: Sequence[Path]) -> list[str]:
     return [said + (f", and {count - 1} more numbers by two files or more" if count > 1 else "")] if said else []
 
 
-def why_of(error: DraftscopeError, file: Path) -> str:
+def why_of(error: DraftscopeError, file: Place) -> str:
     """The reason without the file's name, which stands beside it."""
     inner = error.where.removeprefix(str(file)).lstrip(", ")
     return f"{inner} {error.what}" if inner else error.what
 
 
-def first_fit(path: Path, suffix: str | tuple[str, ...], fits: Callable[[Path], str | None], *, deep: bool = False) -> str | None:
+def first_fit(path: Place, suffix: str | tuple[str, ...], fits: Callable[[Place], str | None], *,
+              deep: bool = False) -> str | None:
     """What `fits` says of the first file that fits; None if none does."""
     return next((why for file in list_files(path, suffix, deep=deep)[0] if (why := fits(file)) is not None), None)

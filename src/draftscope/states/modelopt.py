@@ -8,11 +8,11 @@ before the norm and writes no marker.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from draftscope.states.features import Layout
 from draftscope.states.folder import FileSource, first_fit
+from draftscope.states.places import Place
 from draftscope.states.torchfile import TORCH_FILES
 from draftscope.states.torchsource import fits_file, open_files, read_file
 from draftscope.states.types import Sample
@@ -27,17 +27,17 @@ UNMARKED = (f"no `{MARKER}`: ModelOpt takes the last state for one after the fin
             "only the data tell")
 
 
-def fits(file: Path) -> str | None:
+def fits(file: Place) -> str | None:
     """Why a file is of this format; None if it is not."""
     return fits_file(file, LAYOUT)
 
 
-def sniff(path: Path) -> str | None:
+def sniff(path: Place) -> str | None:
     """Why the path holds such files; None if no file there fits."""
     return first_fit(path, SUFFIX, fits, deep=DEEP)
 
 
-def open(path: Path, chosen: str | None = None) -> FileSource[Sample]:
+def open(path: Place, chosen: str | None = None) -> FileSource[Sample]:
     """Samples of a folder, those below it, or of one file, lazily, by name.
 
     Raises:
@@ -45,13 +45,13 @@ def open(path: Path, chosen: str | None = None) -> FileSource[Sample]:
     """
     owners: dict[str, str] = {}
 
-    def read(file: Path, notes: list[str]) -> Sample:
+    def read(file: Place, notes: list[str]) -> Sample:
         return read_file(file, LAYOUT, notes, lambda sample, held, said: _finish(file, held, sample, owners, said))
 
     return open_files(path, chosen, name=NAME, suffix=SUFFIX, deep=DEEP, read=read, numbered=False)
 
 
-def read_sample(file: Path, notes: list[str]) -> Sample:
+def read_sample(file: Place, notes: list[str]) -> Sample:
     """One sample, states in the dtype stored.
 
     Raises:
@@ -60,7 +60,7 @@ def read_sample(file: Path, notes: list[str]) -> Sample:
     return read_file(file, LAYOUT, notes, lambda sample, held, said: _finish(file, held, sample, {}, said))
 
 
-def _finish(file: Path, held: dict[str, Any], sample: Sample, owners: dict[str, str], notes: list[str]) -> None:
+def _finish(file: Place, held: dict[str, Any], sample: Sample, owners: dict[str, str], notes: list[str]) -> None:
     marker = held.get(MARKER)
     if marker is None:
         notes.append(UNMARKED)

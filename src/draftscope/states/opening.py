@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import ModuleType
 from typing import Literal, cast
 
@@ -26,6 +24,7 @@ from draftscope.states import (
     vllm_extract,
 )
 from draftscope.states.folder import FileSource, list_files, listing_once
+from draftscope.states.places import Place, Remote, Unreachable, listing, place, spread
 from draftscope.states.tensorfile import TensorFile
 from draftscope.states.torchfile import TORCH_FILES, load_tensors
 from draftscope.states.types import Skipped, Source
@@ -51,7 +50,7 @@ class Found:
     files: float
 
 
-def open_source(path: Path | str, format: str | None = None, *, kind: Kind | None = None, skip_bad: bool = False) -> Source:
+def open_source(path: Place | str, format: str | None = None, *, kind: Kind | None = None, skip_bad: bool = False) -> Source:
     """Samples or traces of a folder or of one file.
 
     Args:
@@ -64,7 +63,7 @@ def open_source(path: Path | str, format: str | None = None, *, kind: Kind | Non
         DraftscopeError: nothing readable there, or files of two formats in equal number.
         UsageError: no such format.
     """
-    path = Path(path)
+    path = place(path)
     if not path.exists():
         raise DraftscopeError("does not exist", where=str(path), remedy="Check the path")
     with listing_once():
@@ -86,13 +85,15 @@ def format_kind(format: str) -> Kind:
     return cast(Kind, FORMATS[name].KIND)
 
 
-def _named(path: Path, format: str | None, kind: Kind | None) -> Source:
+def _named(path: Place, format: str | None, kind: Kind | None) -> Source:
     assert format is not None
     format_kind(format)
     name, _, choice = format.partition("@")
     said = f"named: {format}"
     try:
         other = recognised(path, kind)
+    except Unreachable:
+        raise
     except DraftscopeError:
         other = None
     if other is not None:
@@ -100,14 +101,14 @@ def _named(path: Path, format: str | None, kind: Kind | None) -> Source:
     return _open(path, name, choice, said)
 
 
-def _found(path: Path, kind: Kind | None) -> Source:
+def _found(path: Place, kind: Kind | None) -> Source:
     found = recognised(path, kind)
     if found is None:
         raise _unreadable(path)
     return _open(path, found.name, "", found.why)
 
 
-def _open(path: Path, name: str, choice: str, chosen: str) -> Source:
+def _open(path: Place, name: str, choice: str, chosen: str) -> Source:
     module = FORMATS[name]
     if not choice:
         return cast(Source, module.open(path, chosen))
@@ -116,7 +117,7 @@ def _open(path: Path, name: str, choice: str, chosen: str) -> Source:
     return cast(Source, module.open(path, chosen, choice))
 
 
-def recognised(path: Path, kind: Kind | None = None) -> Found | None:
+def recognised(path: Place, kind: Kind | None = None) -> Found | None:
     """The format of a file, or that of most files of a folder; None if none fits.
 
     Only `PROBES` files of each suffix are opened, evenly spread, so that a folder of many is known at once.
@@ -138,12 +139,12 @@ def recognised(path: Path, kind: Kind | None = None) -> Found | None:
     return best
 
 
-def _candidates(path: Path, kind: Kind | None, *, deep: bool) -> list[Found]:
+def _candidates(path: Place, kind: Kind | None, *, deep: bool) -> list[Found]:
     files = list_files(path, SUFFIXES, deep=deep)[0]
     if not deep:
         inner = speculators.files_of(path)
         files = list_files(inner, SUFFIXES)[0] + files if inner != path else files
-    by_suffix: dict[str, list[Path]] = {}
+    by_suffix: dict[str, list[Place]] = {}
     for file in files:
         by_suffix.setdefault(next((s for s in SUFFIXES if str(file).endswith(s)), file.suffix), []).append(file)
     found: list[Found] = []
@@ -154,7 +155,7 @@ def _candidates(path: Path, kind: Kind | None, *, deep: bool) -> list[Found]:
         asked = kind == module.KIND or not hasattr(module, "claims")
         for suffix, held in by_suffix.items():
             if suffix.endswith(module.SUFFIX) or path.is_file():
-                probes = _spread(held, 1 if suffix.endswith(".gz") else PROBES)
+                probes = spread(held, 1 if _costly(held[0], suffix) else PROBES)
                 fitting = [said for file in probes if (said := module.fits(file)) is not None and (asked or module.claims(file))]
                 count += len(held) * len(fitting) / len(probes)
                 why = why or next(iter(fitting), "")
@@ -163,20 +164,19 @@ def _candidates(path: Path, kind: Kind | None, *, deep: bool) -> list[Found]:
     return found
 
 
-def _spread(files: Sequence[Path], count: int) -> Sequence[Path]:
-    if len(files) <= count:
-        return files
-    return [files[i * (len(files) - 1) // max(count - 1, 1)] for i in range(count)]
+def _costly(file: Place, suffix: str) -> bool:
+    """Whether a look into the file takes all of it."""
+    return suffix.endswith(".gz") or (isinstance(file, Remote) and suffix != ".safetensors")
 
 
-def _unreadable(path: Path) -> DraftscopeError:
+def _unreadable(path: Place) -> DraftscopeError:
     """Why no format fits, from the first file that could have been one."""
     expected = ("Expected: `hidden_states` [tokens, entries, width] with `token_ids` (training data), `fc_input` [rows, width] "
                 "with `token_ids` (capture), or a torch file with `input_ids`, the slots and the last state. --format takes "
                 f"{', '.join(FORMATS)}")
     files = list_files(path, SUFFIXES)[0] or (list_files(path, SUFFIXES, deep=True)[0] if path.is_dir() else [])
     if not files:
-        inside = [entry.name for entry in sorted(path.iterdir()) if entry.is_dir()] if path.is_dir() else []
+        inside = sorted(entry.name for entry in listing(path) if entry.folder) if path.is_dir() else []
         return DraftscopeError("holds no file with states", where=str(path),
                                remedy=f"Name one of its folders: {', '.join(inside[:6])}" if inside else expected)
     first = files[0]
@@ -199,7 +199,7 @@ def _unreadable(path: Path) -> DraftscopeError:
     return DraftscopeError(f"holds {held}: no known layout of states", where=str(first), remedy=expected)
 
 
-def _unreadable_torch(file: Path, expected: str) -> DraftscopeError:
+def _unreadable_torch(file: Place, expected: str) -> DraftscopeError:
     """The complaint of the format whose names the file has most of."""
     try:
         held = load_tensors(file)

@@ -13,6 +13,7 @@ import torch
 
 from draftscope.errors import DraftscopeError
 from draftscope.states.folder import FileSource, first_fit, list_files, number_of
+from draftscope.states.places import Place
 from draftscope.states.scales import rescaled
 from draftscope.states.tensorfile import TensorFile, entry_labels, save_tensors
 from draftscope.states.torchsource import described
@@ -27,7 +28,7 @@ OTHER = "last_on_other_side"
 """[T, H], the last state on the other side of the final norm, where a conversion kept both."""
 
 
-def fits(file: Path) -> str | None:
+def fits(file: Place) -> str | None:
     """Why a file is of this format, by the header alone; None if it is not."""
     try:
         opened = TensorFile(file)
@@ -40,12 +41,12 @@ def fits(file: Path) -> str | None:
     return f"{file.name}: `hidden_states` has three axes {list(shape)} (tokens, entries, width), with `token_ids` beside it"
 
 
-def sniff(path: Path) -> str | None:
+def sniff(path: Place) -> str | None:
     """Why the path holds plain training data; None if no file there fits."""
     return first_fit(path, SUFFIX, fits)
 
 
-def open(path: Path, chosen: str | None = None) -> FileSource[Sample]:
+def open(path: Place, chosen: str | None = None) -> FileSource[Sample]:
     """Samples of a folder or of one file, lazily, by number.
 
     Raises:
@@ -64,7 +65,7 @@ def open(path: Path, chosen: str | None = None) -> FileSource[Sample]:
                       read=read_sample, notes=notes, numbered=True)
 
 
-def read_sample(file: Path, notes: list[str]) -> Sample:
+def read_sample(file: Place, notes: list[str]) -> Sample:
     """One sample; its tensors stay mapped.
 
     Raises:

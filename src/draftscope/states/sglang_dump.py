@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -21,6 +20,7 @@ from draftscope.errors import DraftscopeError
 from draftscope.states.errors import StatesError
 from draftscope.states.folder import FileSource, first_fit, list_files, natural
 from draftscope.states.passes import BUDGET, Forward, chosen_boundaries, forward_of, stitch
+from draftscope.states.places import Place
 from draftscope.states.torchfile import load_record, owns_its_data
 from draftscope.states.types import Skipped, Trace
 
@@ -35,7 +35,7 @@ EXPECTED = "outputs by module name"
 IDS, POSITIONS, LENGTHS = (f".forward_batch_info.{name}" for name in ("input_ids", "positions", "seq_lens"))
 
 
-def fits(file: Path) -> str | None:
+def fits(file: Place) -> str | None:
     """Why a file is of this format; None if it is not."""
     try:
         held = load_record(file, EXPECTED)
@@ -48,7 +48,7 @@ def fits(file: Path) -> str | None:
             "among them")
 
 
-def sniff(path: Path) -> str | None:
+def sniff(path: Place) -> str | None:
     """Why the path holds such files; None if no file there fits."""
     return first_fit(path, SUFFIX, fits, deep=DEEP)
 
@@ -68,7 +68,7 @@ def streams_of(held: dict[str, Any]) -> tuple[dict[int, Tensor], Tensor | None]:
     return streams, last
 
 
-def open(path: Path, chosen: str | None = None, choice: str = "") -> FileSource[Trace]:
+def open(path: Place, chosen: str | None = None, choice: str = "") -> FileSource[Trace]:
     """Requests of a dump: of its folder, of one rank's, or of one pass.
 
     Args:
@@ -80,13 +80,13 @@ def open(path: Path, chosen: str | None = None, choice: str = "") -> FileSource[
     """
     wanted = chosen_boundaries(choice, NAME)
     files, others = list_files(path, SUFFIX, deep=True)
-    groups: dict[Path, list[Path]] = {}
+    groups: dict[Place, list[Place]] = {}
     for file in files:
         if path.is_file() or PASS.fullmatch(file.name):
             groups.setdefault(file.parent, []).append(file)
         else:
             others.append(Skipped(str(file), "no Pass{n}.pt of a tensor dump"))
-    streams: dict[Path, list[list[Path]]] = {}
+    streams: dict[Place, list[list[Place]]] = {}
     for folder in sorted(groups, key=lambda one: natural(str(one))):
         rank = RANK.fullmatch(folder.name)
         if folder.parent.name == "draft" and not path.is_file() and folder != path:
@@ -104,7 +104,7 @@ def open(path: Path, chosen: str | None = None, choice: str = "") -> FileSource[
                       read=lambda key, notes: read_traces(streams[key], notes, wanted))
 
 
-def read_traces(ranks: list[list[Path]], notes: list[str], wanted: tuple[int, ...] = ()) -> list[Trace | Skipped]:
+def read_traces(ranks: list[list[Place]], notes: list[str], wanted: tuple[int, ...] = ()) -> list[Trace | Skipped]:
     """Requests put together from the passes of one process (or one pipeline).
 
     Raises:
@@ -118,7 +118,7 @@ def read_traces(ranks: list[list[Path]], notes: list[str], wanted: tuple[int, ..
     return list(traces)
 
 
-def _passes(ranks: list[list[Path]], notes: list[str], wanted: tuple[int, ...]) -> Iterator[Forward]:
+def _passes(ranks: list[list[Place]], notes: list[str], wanted: tuple[int, ...]) -> Iterator[Forward]:
     taken = 0
     for number, file in enumerate(ranks[0]):
         held = load_record(file, EXPECTED)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -21,6 +20,7 @@ from draftscope.errors import DraftscopeError
 from draftscope.states.errors import StatesError
 from draftscope.states.folder import FileSource, first_fit, list_files, natural
 from draftscope.states.passes import BUDGET, Forward, chosen_boundaries, forward_of, stitch
+from draftscope.states.places import Place
 from draftscope.states.torchfile import load_record, owns_its_data
 from draftscope.states.types import Skipped, Trace
 
@@ -44,7 +44,7 @@ def _is_dumped(name: str) -> bool:
     return "name" in tags and all(tags.get(key, "").isdecimal() and len(tags[key]) < 16 for key in ("step", "rank", "dump_index"))
 
 
-def fits(file: Path) -> str | None:
+def fits(file: Place) -> str | None:
     """Why a file is of this format; None if it is not."""
     if not _is_dumped(file.name):
         return None
@@ -57,12 +57,12 @@ def fits(file: Path) -> str | None:
     return f"{file.name[:80]}: one tensor of SGLang's dumper, with its tags"
 
 
-def sniff(path: Path) -> str | None:
+def sniff(path: Place) -> str | None:
     """Why the path holds such files; None if no file there fits."""
     return first_fit(path, SUFFIX, fits, deep=DEEP)
 
 
-def open(path: Path, chosen: str | None = None, choice: str = "") -> FileSource[Trace]:
+def open(path: Place, chosen: str | None = None, choice: str = "") -> FileSource[Trace]:
     """Requests of a folder of dumped tensors (or of several, one after the other).
 
     Args:
@@ -74,7 +74,7 @@ def open(path: Path, chosen: str | None = None, choice: str = "") -> FileSource[
     """
     wanted = chosen_boundaries(choice, NAME)
     files, others = list_files(path, SUFFIX, deep=True)
-    streams: dict[Path, list[Path]] = {}
+    streams: dict[Place, list[Place]] = {}
     for file in files:
         if not _is_dumped(file.name):
             others.append(Skipped(str(file), "its name has no step, rank, dump_index and name"))
@@ -89,7 +89,7 @@ def open(path: Path, chosen: str | None = None, choice: str = "") -> FileSource[
                       read=lambda key, notes: read_traces(streams[key], notes, wanted, str(key)))
 
 
-def read_traces(files: list[Path], notes: list[str], wanted: tuple[int, ...], where: str) -> list[Trace | Skipped]:
+def read_traces(files: list[Place], notes: list[str], wanted: tuple[int, ...], where: str) -> list[Trace | Skipped]:
     """Requests put together from the dumped tensors of one rank, in the order of their numbers.
 
     Raises:
@@ -132,7 +132,7 @@ class _Pass:
                           requests=[str(rid) for rid in rids] if isinstance(rids, list) and len(rids) == count else None)
 
 
-def _passes(files: list[Path], notes: list[str], wanted: tuple[int, ...]) -> Iterator[Forward]:
+def _passes(files: list[Place], notes: list[str], wanted: tuple[int, ...]) -> Iterator[Forward]:
     one, taken = _Pass(), 0
     for file in [*files, None]:
         tags = {} if file is None else tags_of(file.name)
@@ -149,7 +149,7 @@ def _passes(files: list[Path], notes: list[str], wanted: tuple[int, ...]) -> Ite
             _add(one, file, tags)
 
 
-def _add(one: _Pass, file: Path, tags: dict[str, str]) -> None:
+def _add(one: _Pass, file: Place, tags: dict[str, str]) -> None:
     name = tags["name"]
     core = name in ("input_ids", "positions", "seq_lens", "rids")
     if not core and not (STREAM.fullmatch(name) or EMBEDDED.fullmatch(name) or LAST.fullmatch(name) or "layer_id" in tags):

@@ -16,7 +16,6 @@ import mmap
 import re
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,7 @@ from torch import Tensor
 from draftscope.errors import DraftscopeError
 from draftscope.states.errors import StatesError
 from draftscope.states.folder import FileSource, first_fit, list_files
+from draftscope.states.places import Place, local_copy
 from draftscope.states.types import Skipped, Trace
 
 NAME = "sglang-response"
@@ -39,7 +39,7 @@ ROW = re.compile(rb"[\[\]]")
 REMEDY = "Put the request's `input_ids` beside the response"
 
 
-def fits(file: Path) -> str | None:
+def fits(file: Place) -> str | None:
     """Why a file is of this format; None if it is not."""
     try:
         first = next(iter(_responses(file)), None)
@@ -51,12 +51,12 @@ def fits(file: Path) -> str | None:
     return f"{file.name}: JSON with `hidden_states` of {len(shape)} pieces {shape[:3]} beside `meta_info`"
 
 
-def sniff(path: Path) -> str | None:
+def sniff(path: Place) -> str | None:
     """Why the path holds such files; None if no file there fits."""
     return first_fit(path, SUFFIX, fits)
 
 
-def open(path: Path, chosen: str | None = None) -> FileSource[Trace]:
+def open(path: Place, chosen: str | None = None) -> FileSource[Trace]:
     """Responses of a folder or of one file, lazily by file.
 
     Raises:
@@ -67,7 +67,7 @@ def open(path: Path, chosen: str | None = None) -> FileSource[Trace]:
                       read=read_traces)
 
 
-def read_traces(file: Path, notes: list[str]) -> list[Trace | Skipped]:
+def read_traces(file: Place, notes: list[str]) -> list[Trace | Skipped]:
     """The responses of a file; those that do not fit are handed back as skipped.
 
     Raises:
@@ -140,13 +140,13 @@ def _logprob_ids(value: Any) -> list[int] | None:
     return _ids([one[1] for one in value])
 
 
-def _responses(file: Path) -> Iterator[tuple[Any, list[Tensor]]]:
+def _responses(file: Place) -> Iterator[tuple[Any, list[Tensor]]]:
     """Each response without its states, and the states' pieces [rows, width] or [width].
 
     The states are read out of the text row by row; only the rest is parsed as JSON.
     """
     try:
-        with file.open("rb") as source:
+        with local_copy(file) as copied, copied.open("rb") as source:
             start = source.read(64).lstrip()[:1]
             if start not in (b"{", b"["):
                 raise StatesError("is no JSON object or list" if start else "is empty", cause="broken", where=str(file))
@@ -156,7 +156,7 @@ def _responses(file: Path) -> Iterator[tuple[Any, list[Tensor]]]:
         raise StatesError(f"cannot be read ({error.strerror})", cause="broken", where=str(file)) from None
 
 
-def _split(text: mmap.mmap, file: Path) -> Iterator[tuple[Any, list[Tensor]]]:
+def _split(text: mmap.mmap, file: Place) -> Iterator[tuple[Any, list[Tensor]]]:
     rest = bytearray()
     found: list[list[Tensor]] = []
     at = 0
@@ -181,7 +181,7 @@ def _split(text: mmap.mmap, file: Path) -> Iterator[tuple[Any, list[Tensor]]]:
                 yield response, _own(response, found)
 
 
-def _bounded(rest: bytearray, file: Path) -> None:
+def _bounded(rest: bytearray, file: Place) -> None:
     if len(rest) > REST:
         raise StatesError(f"holds more than {REST >> 20} MiB besides states", cause="foreign", where=str(file))
 
@@ -192,7 +192,7 @@ def _own(response: Any, found: list[list[Tensor]]) -> list[Tensor]:
     return found[number] if isinstance(number, int) and 0 <= number < len(found) else []
 
 
-def _pieces(text: mmap.mmap, at: int, file: Path) -> tuple[list[Tensor], int]:
+def _pieces(text: mmap.mmap, at: int, file: Place) -> tuple[list[Tensor], int]:
     """Pieces of the list that begins before `at`, and where it ends."""
     pieces: list[Tensor] = []
     rows: list[np.ndarray[Any, Any]] = []
@@ -221,7 +221,7 @@ def _pieces(text: mmap.mmap, at: int, file: Path) -> tuple[list[Tensor], int]:
                       remedy="Write the response again")
 
 
-def _row(text: bytes, file: Path) -> np.ndarray[Any, Any]:
+def _row(text: bytes, file: Place) -> np.ndarray[Any, Any]:
     if b"null" in text or b"N" in text or b"I" in text:
         text = text.replace(b"null", b"nan")
     try:
@@ -237,7 +237,7 @@ def _row(text: bytes, file: Path) -> np.ndarray[Any, Any]:
     return values
 
 
-def _stack(rows: list[np.ndarray[Any, Any]], file: Path) -> Tensor:
+def _stack(rows: list[np.ndarray[Any, Any]], file: Place) -> Tensor:
     if not rows or len({len(row) for row in rows}) > 1:
         widths = sorted({len(row) for row in rows})[:6]
         what = f"rows of unlike widths: {widths}" if rows else "an empty piece"

@@ -7,14 +7,13 @@ row is dropped by the trainer (`ArrowDataset._get_raw_data` in `train/data.py`, 
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 
 from draftscope.states import plain
 from draftscope.states.arrow import ArrowRows, data_set_of
 from draftscope.states.errors import StatesError
 from draftscope.states.folder import FileSource, first_fit, list_files, number_of
+from draftscope.states.places import Place
 from draftscope.states.tensorfile import TensorFile
 from draftscope.states.types import Sample
 
@@ -26,25 +25,25 @@ OVER = frozenset({plain.NAME})
 FOLDER = "hidden_states"
 
 
-def files_of(path: Path) -> Path:
+def files_of(path: Place) -> Place:
     """Where the states of a data set lie."""
     inner = path / FOLDER
     return inner if path.is_dir() and data_set_of(path) == path and inner.is_dir() else path
 
 
-def fits(file: Path) -> str | None:
+def fits(file: Place) -> str | None:
     """Why a file is of this format; None if it is not."""
     why = plain.fits(file)
     data_set = None if why is None else data_set_of(file.parent)
     return None if data_set is None else f"{why}, in an Arrow data set ({data_set}) whose rows hold the masks"
 
 
-def sniff(path: Path) -> str | None:
+def sniff(path: Place) -> str | None:
     """Why the path holds such files; None if no file there fits."""
     return first_fit(files_of(path), SUFFIX, fits)
 
 
-def open(path: Path, chosen: str | None = None) -> FileSource[Sample]:
+def open(path: Place, chosen: str | None = None) -> FileSource[Sample]:
     """Samples of a data set, of its folder of states, or of one file, lazily, by row.
 
     Raises:
@@ -68,7 +67,7 @@ def open(path: Path, chosen: str | None = None) -> FileSource[Sample]:
                       read=lambda file, said: read_sample(file, said, rows))
 
 
-def read_sample(file: Path, notes: list[str], rows: ArrowRows) -> Sample:
+def read_sample(file: Place, notes: list[str], rows: ArrowRows) -> Sample:
     """The sample of a file with the mask of its row.
 
     Raises:

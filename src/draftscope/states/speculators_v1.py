@@ -7,7 +7,6 @@ The last list entry is the verifier's last state, the others are concatenated in
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +16,8 @@ from draftscope.errors import DraftscopeError
 from draftscope.states.errors import StatesError
 from draftscope.states.features import integers_of
 from draftscope.states.folder import FileSource, first_fit, list_files, number_of
+from draftscope.states.mapped import stacked
+from draftscope.states.places import Place
 from draftscope.states.tensorfile import entry_labels
 from draftscope.states.torchfile import TORCH_FILES, load_record, owns_its_data
 from draftscope.states.torchsource import described as described_beside
@@ -30,7 +31,7 @@ EXPECTED = "`input_ids` and `hidden_states`"
 ENTRIES_LIMIT = 512  # entries may share memory, so the file's size bounds their number badly
 
 
-def fits(file: Path) -> str | None:
+def fits(file: Place) -> str | None:
     """Why a file is of this format; None if it is not."""
     try:
         held = load_record(file, EXPECTED)
@@ -41,12 +42,12 @@ def fits(file: Path) -> str | None:
     return f"{file.name}: a torch file whose `hidden_states` is {len(states)} tensors {list(states[0].shape)} (tokens, width)"
 
 
-def sniff(path: Path) -> str | None:
+def sniff(path: Place) -> str | None:
     """Why the path holds such files; None if no file there fits."""
     return first_fit(path, SUFFIX, fits)
 
 
-def open(path: Path, chosen: str | None = None) -> FileSource[Sample]:
+def open(path: Place, chosen: str | None = None) -> FileSource[Sample]:
     """Samples of a folder or of one file, lazily, by number.
 
     Raises:
@@ -61,7 +62,7 @@ def open(path: Path, chosen: str | None = None) -> FileSource[Sample]:
                       read=lambda file, said: read_sample(file, said, claimed), notes=notes, numbered=True)
 
 
-def read_sample(file: Path, notes: list[str], claimed: dict[str, Any] | None = None) -> Sample:
+def read_sample(file: Place, notes: list[str], claimed: dict[str, Any] | None = None) -> Sample:
     """One sample. Entries of unlike dtype are widened, with a note.
 
     Args:
@@ -75,17 +76,17 @@ def read_sample(file: Path, notes: list[str], claimed: dict[str, Any] | None = N
     if len({entry.dtype for entry in states}) > 1:
         notes.append("entries have unlike dtypes: widened to the widest")
     rows = len(states[0])
-    stacked = torch.stack(states, dim=1)
+    together = stacked(states)
     metadata: dict[str, Any] = {**(claimed or {}), **{key: held[key] for key in ("labels", "layer_ids") if key in held}}
     if names is not None:
         metadata["labels"] = names
     mask = integers_of(held, "loss_mask", str(file), rows, notes, booleans=True) if "loss_mask" in held else None
     token_ids = integers_of(held, "input_ids", str(file), rows, notes).to(torch.int64)
-    return Sample(name=file.name, token_ids=token_ids, states=stacked, loss_mask=None if mask is None else mask != 0,
+    return Sample(name=file.name, token_ids=token_ids, states=together, loss_mask=None if mask is None else mask != 0,
                   labels=entry_labels(metadata, len(states), notes), index=number_of(file))
 
 
-def _entries(file: Path, held: dict[str, Any]) -> tuple[list[Tensor], list[str] | None]:
+def _entries(file: Place, held: dict[str, Any]) -> tuple[list[Tensor], list[str] | None]:
     """The entries, each [T, H], and their names where the file keeps them by name."""
     where = f"{file}, hidden_states"
     if "hidden_states" not in held:

@@ -17,6 +17,8 @@ from torch import Tensor
 
 from draftscope.errors import DraftscopeError
 from draftscope.states.errors import Cause, StatesError
+from draftscope.states.places import Place, Remote, size_of
+from draftscope.states.ranged import Ranged
 from draftscope.text import visible
 
 INTEGERS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32, torch.uint64})
@@ -25,24 +27,42 @@ INDEX_BYTES = 256 * 2**20
 """Largest index: that of a trillion parameters in 384 experts a layer has 16 MB."""
 
 
+class _Mapped:
+    """A file on a local disk, as the library maps it."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = safe_open(path, framework="pt")
+        self.names = frozenset(self._file.keys())
+        self.metadata: dict[str, str] = dict(self._file.metadata() or {})
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._file.get_slice(name).get_shape())
+
+    def tensor(self, name: str) -> Tensor:
+        return self._file.get_tensor(name)
+
+    def rows(self, name: str, start: int, stop: int) -> Tensor:
+        return self._file.get_slice(name)[start:stop]
+
+
 class TensorFile:
     """An open safetensors file: shapes come from the header, tensors are mapped from the disk when asked for.
 
     Args:
-        path: file to open.
+        path: file to open; of a URL the header is read, then the ranges of what is asked for.
 
     Raises:
         DraftscopeError: it does not exist, is not safetensors, is cut short, or its header does not add up.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Place) -> None:
         self.path = path
         if not path.is_file():
             raise StatesError("is not a file" if path.exists() else "does not exist", cause="broken", where=str(path))
         try:
-            self._file = safe_open(path, framework="pt")
-            self._names = frozenset(self._file.keys())
-            self.metadata: dict[str, str] = dict(self._file.metadata() or {})
+            self._file = Ranged(path) if isinstance(path, Remote) else _Mapped(path)
+            self._names = self._file.names
+            self.metadata: dict[str, str] = self._file.metadata
         except (SafetensorError, OSError, ValueError) as error:
             raise StatesError(f"is not a whole safetensors file ({_reason(error)})", cause="broken", where=str(path),
                               remedy="Copy or write it again") from None
@@ -53,12 +73,17 @@ class TensorFile:
 
     def shape(self, name: str) -> tuple[int, ...]:
         with self._named(name):
-            return tuple(self._file.get_slice(name).get_shape())
+            return self._file.shape(name)
 
     def tensor(self, name: str) -> Tensor:
-        """The tensor, mapped: a page is read when it is touched."""
+        """The tensor, mapped: a page is read when it is touched. Of a URL it is fetched."""
         with self._named(name):
-            return self._file.get_tensor(name)
+            return self._file.tensor(name)
+
+    def rows(self, name: str, start: int, stop: int) -> Tensor:
+        """Rows start .. stop - 1 of the first axis; no more is read of a URL."""
+        with self._named(name):
+            return self._file.rows(name, start, stop)
 
     def has(self, name: str) -> bool:
         return name in self._names
@@ -106,7 +131,7 @@ class TensorFile:
     def _named(self, name: str) -> Iterator[None]:
         try:
             yield
-        except (SafetensorError, OSError, ValueError, RuntimeError, TypeError, AttributeError) as error:
+        except (SafetensorError, OSError, ValueError, RuntimeError, TypeError, AttributeError, KeyError) as error:
             raise self.fail(f"cannot be read ({_reason(error)})", name, "broken") from None
 
 
@@ -143,21 +168,21 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor | None], metadata: Map
             temporary.unlink(missing_ok=True)
 
 
-def read_json(path: Path, limit: int = 16 * 2**20) -> Any:
+def read_json(path: Place, limit: int = 16 * 2**20) -> Any:
     """A JSON document of at most `limit` bytes.
 
     Raises:
         DraftscopeError: missing, too large, or not JSON.
     """
     try:
-        if path.stat().st_size > limit:
+        if size_of(path) > limit:
             raise DraftscopeError(f"is larger than {limit} bytes", where=str(path))
         return parse_json(path.read_bytes())
     except (OSError, ValueError) as error:
         raise DraftscopeError(f"is not readable JSON ({_reason(error)})", where=str(path)) from None
 
 
-def read_index(path: Path) -> dict[str, str]:
+def read_index(path: Place) -> dict[str, str]:
     """An index of shards: tensor name to file name. Shards lie beside their index; one that leads elsewhere is refused.
 
     Raises:

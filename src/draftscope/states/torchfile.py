@@ -9,6 +9,7 @@ from __future__ import annotations
 import pickle
 import pickletools
 import zipfile
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from draftscope.states.errors import StatesError
+from draftscope.states.places import Place, Remote, local_copy, size_of
 from draftscope.states.unpacking import unpacked
 
 TORCH_FILES = (".pt", ".ckpt", ".pth", ".ckpt.gz", ".pt.gz")
@@ -26,14 +28,15 @@ DTYPES = frozenset(f"torch {name}" for name in dir(torch) if isinstance(getattr(
 """Tensors of newer dtypes (float8, wide unsigned) are rebuilt with their dtype by name."""
 
 
-_unpacked: tuple[tuple[str, int, int], Any] | None = None
-"""The compressed file read last: several formats look at a file before one of them reads it."""
+_fetched: tuple[tuple[Place, int], Any] | None = None
+"""The compressed or remote file read last: several formats look at a file before one of them reads it."""
 
 
-def load_tensors(path: Path) -> Any:
+def load_tensors(path: Place) -> Any:
     """What `torch.save` wrote, as long as it is tensors in plain containers; mapped, not read.
 
-    A file whose name ends in `.gz` is unpacked first, to a temporary file that is gone before this returns.
+    A file whose name ends in `.gz` is unpacked first, one behind a URL copied, to a temporary file that is gone before this
+    returns.
 
     torch's weights-only loader still lets a pickle name callables that allocate by a number in the file
     (`bytearray`, tensors without storage), so the names are held against a shorter list first.
@@ -44,19 +47,22 @@ def load_tensors(path: Path) -> Any:
     """
     if not path.is_file():
         raise StatesError("is not a file" if path.exists() else "does not exist", cause="broken", where=str(path))
-    if not path.name.endswith(".gz"):
+    packed = path.name.endswith(".gz")
+    if not packed and isinstance(path, Path):
         return _load(path, path)
-    global _unpacked
-    stat = path.stat()
-    key = (str(path), stat.st_mtime_ns, stat.st_size)
-    if _unpacked is None or _unpacked[0] != key:
-        _unpacked = None
-        with unpacked(path) as plain:
-            _unpacked = (key, _load(plain, path))
-    return _unpacked[1]
+    global _fetched
+    key = (path, size_of(path) if isinstance(path, Remote) else path.stat().st_mtime_ns)
+    if _fetched is None or _fetched[0] != key:
+        _fetched = None
+        try:
+            with local_copy(path) as copied, unpacked(copied, path) if packed else nullcontext(copied) as plain:
+                _fetched = (key, _load(plain, path))
+        except OSError as error:
+            raise StatesError(f"cannot be read ({error.strerror or error})", cause="broken", where=str(path)) from None
+    return _fetched[1]
 
 
-def load_record(path: Path, expected: str) -> dict[str, Any]:
+def load_record(path: Place, expected: str) -> dict[str, Any]:
     """The dict that `torch.save` wrote.
 
     Args:
@@ -72,7 +78,7 @@ def load_record(path: Path, expected: str) -> dict[str, Any]:
     return held
 
 
-def _load(path: Path, named: Path) -> Any:
+def _load(path: Path, named: Place) -> Any:
     _check(path, named)
     try:
         held = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
@@ -88,7 +94,7 @@ def owns_its_data(tensor: Tensor) -> bool:
     return tensor.layout == torch.strided and tensor.device.type == "cpu" and tensor.nbytes <= tensor.untyped_storage().nbytes()
 
 
-def _check(path: Path, named: Path) -> None:
+def _check(path: Path, named: Place) -> None:
     size = path.stat().st_size
     try:
         with zipfile.ZipFile(path) as archive:
@@ -114,7 +120,7 @@ def _check(path: Path, named: Path) -> None:
                               cause="broken", where=str(named), remedy="Save plain tensors in dicts and lists")
 
 
-def _globals(text: bytes, named: Path) -> list[str]:
+def _globals(text: bytes, named: Place) -> list[str]:
     try:
         found = []
         for opcode, argument, _ in pickletools.genops(text):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from draftscope.errors import DraftscopeError
 from draftscope.states.features import Layout, fits_pair, read_pair
 from draftscope.states.folder import FileSource, first_fit, list_files, number_of
+from draftscope.states.places import Place
 from draftscope.states.tensorfile import read_json
 from draftscope.states.torchfile import TORCH_FILES, load_record, load_tensors
 from draftscope.states.types import Sample
@@ -17,7 +17,7 @@ from draftscope.states.types import Sample
 Finish = Callable[[Sample, dict[str, Any], list[str]], None]
 
 
-def fits_file(file: Path, layout: Layout) -> str | None:
+def fits_file(file: Place, layout: Layout) -> str | None:
     """Why a torch file is of a layout; None if it is not, or cannot be read."""
     try:
         return fits_pair(load_tensors(file), layout, file)
@@ -25,7 +25,7 @@ def fits_file(file: Path, layout: Layout) -> str | None:
         return None
 
 
-def read_file(file: Path, layout: Layout, notes: list[str], finish: Finish | None = None) -> Sample:
+def read_file(file: Place, layout: Layout, notes: list[str], finish: Finish | None = None) -> Sample:
     """The sample of a file; `finish` adds what the format alone knows."""
     held = load_record(file, f"`{layout.ids}`, `{layout.features}` and `{layout.last}`")
     sample = read_pair(held, layout, str(file), notes, name=file.name, index=number_of(file))
@@ -46,15 +46,15 @@ class PairFormat:
     layout: Layout
     finish: Finish | None = None
 
-    def fits(self, file: Path) -> str | None:
+    def fits(self, file: Place) -> str | None:
         """Why a file is of this format; None if it is not."""
         return fits_file(file, self.layout)
 
-    def sniff(self, path: Path) -> str | None:
+    def sniff(self, path: Place) -> str | None:
         """Why the path holds such files; None if no file there fits."""
         return first_fit(path, TORCH_FILES, self.fits, deep=True)
 
-    def open(self, path: Path, chosen: str | None = None) -> FileSource[Sample]:
+    def open(self, path: Place, chosen: str | None = None) -> FileSource[Sample]:
         """Samples of a folder, those below it, or of one file, lazily, by number.
 
         Raises:
@@ -62,7 +62,7 @@ class PairFormat:
         """
         return open_files(path, chosen, name=self.name, suffix=TORCH_FILES, deep=True, read=self.read_sample)
 
-    def read_sample(self, file: Path, notes: list[str]) -> Sample:
+    def read_sample(self, file: Place, notes: list[str]) -> Sample:
         """One sample, states in the dtype stored.
 
         Raises:
@@ -71,8 +71,8 @@ class PairFormat:
         return read_file(file, self.layout, notes, self.finish)
 
 
-def open_files(path: Path, chosen: str | None, *, name: str, suffix: str | tuple[str, ...], deep: bool,
-               read: Callable[[Path, list[str]], Sample], beside: str = "", numbered: bool = True) -> FileSource[Sample]:
+def open_files(path: Place, chosen: str | None, *, name: str, suffix: str | tuple[str, ...], deep: bool,
+               read: Callable[[Place, list[str]], Sample], beside: str = "", numbered: bool = True) -> FileSource[Sample]:
     """A source of such files; a file that was named directly is read at once.
 
     Args:
@@ -85,7 +85,7 @@ def open_files(path: Path, chosen: str | None, *, name: str, suffix: str | tuple
                       notes=notes, numbered=numbered)
 
 
-def described(path: Path, name: str, notes: list[str]) -> dict[str, Any]:
+def described(path: Place, name: str, notes: list[str]) -> dict[str, Any]:
     """The JSON object beside the data, {} where there is none or it cannot be read (noted)."""
     beside = (path.parent if path.is_file() else path) / name
     if not beside.is_file():

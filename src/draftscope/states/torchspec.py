@@ -8,7 +8,6 @@ sample (`samples/*.pt`, `torchspec/offline/dataset.py`) has the same tensors for
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from draftscope.errors import DraftscopeError
 from draftscope.states.errors import StatesError
 from draftscope.states.features import Layout, fits_pair, read_pair
 from draftscope.states.folder import FileSource, first_fit, list_files
+from draftscope.states.places import Place
 from draftscope.states.torchfile import TORCH_FILES, load_record, load_tensors, owns_its_data
 from draftscope.states.torchsource import described
 from draftscope.states.types import Norm, Sample, Skipped
@@ -30,7 +30,7 @@ OVER = frozenset({"speculators-v1"})
 LAYOUTS = (Layout(features="hidden_states", last="last_hidden_states"), Layout(features="hidden_states", last="target"))
 
 
-def fits(file: Path) -> str | None:
+def fits(file: Place) -> str | None:
     """Why a file is of this format; None if it is not."""
     try:
         held = load_tensors(file)
@@ -46,12 +46,12 @@ def fits(file: Path) -> str | None:
     return None
 
 
-def sniff(path: Path) -> str | None:
+def sniff(path: Place) -> str | None:
     """Why the path holds such files; None if no file there fits."""
     return first_fit(path, SUFFIX, fits, deep=DEEP)
 
 
-def open(path: Path, chosen: str | None = None) -> FileSource[Sample]:
+def open(path: Place, chosen: str | None = None) -> FileSource[Sample]:
     """Sequences of a folder, those below it, or of one file, lazily.
 
     Raises:
@@ -66,7 +66,7 @@ def open(path: Path, chosen: str | None = None) -> FileSource[Sample]:
                       read=lambda file, said: read_samples(file, said, norm), notes=notes)
 
 
-def read_samples(file: Path, notes: list[str], norm: Norm | None = None) -> list[Sample | Skipped]:
+def read_samples(file: Place, notes: list[str], norm: Norm | None = None) -> list[Sample | Skipped]:
     """The sequences of a file, padding left out; those that do not fit are handed back as skipped.
 
     Args:
@@ -100,7 +100,7 @@ def _is_state(batch: dict[str, Any], layout: Layout) -> bool:
             and narrow.shape[-1] > 0 and narrow.shape[-1] <= wide.shape[-1] and wide.shape[-1] % narrow.shape[-1] == 0)
 
 
-def _sequence(file: Path, batch: dict[str, Any], layout: Layout, row: int, count: int, notes: list[str],
+def _sequence(file: Place, batch: dict[str, Any], layout: Layout, row: int, count: int, notes: list[str],
               norm: Norm | None) -> Sample | Skipped:
     where = f"{file}, row {row}"
     record: dict[str, Any] = {}

@@ -6,13 +6,13 @@ no loss mask; ModelOpt turns them into its own files (`collect_hidden_states/com
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from draftscope.errors import DraftscopeError
 from draftscope.states.errors import StatesError
 from draftscope.states.features import Layout, fits_pair, read_pair
 from draftscope.states.folder import FileSource, first_fit, list_files
+from draftscope.states.places import Place
 from draftscope.states.torchfile import TORCH_FILES, load_tensors
 from draftscope.states.types import Sample, Skipped
 
@@ -24,7 +24,7 @@ LAYOUTS = (Layout(features="aux_hidden_states", last="hidden_state", norm="post"
            Layout(features="hidden_state_features", last="hidden_state", norm="post"))
 
 
-def fits(file: Path) -> str | None:
+def fits(file: Place) -> str | None:
     """Why a file is of this format; None if it is not."""
     try:
         held = load_tensors(file)
@@ -39,12 +39,12 @@ def fits(file: Path) -> str | None:
     return None
 
 
-def sniff(path: Path) -> str | None:
+def sniff(path: Place) -> str | None:
     """Why the path holds such files; None if no file there fits."""
     return first_fit(path, SUFFIX, fits, deep=DEEP)
 
 
-def open(path: Path, chosen: str | None = None) -> FileSource[Sample]:
+def open(path: Place, chosen: str | None = None) -> FileSource[Sample]:
     """Samples of a folder, those below it, or of one file, lazily.
 
     Raises:
@@ -55,7 +55,7 @@ def open(path: Path, chosen: str | None = None) -> FileSource[Sample]:
                       read=read_samples)
 
 
-def read_samples(file: Path, notes: list[str]) -> list[Sample | Skipped]:
+def read_samples(file: Place, notes: list[str]) -> list[Sample | Skipped]:
     """The requests of a file; those that do not fit are handed back as skipped.
 
     Raises:
@@ -68,7 +68,7 @@ def read_samples(file: Path, notes: list[str]) -> list[Sample | Skipped]:
     return [_request(file, row, record, notes, len(held)) for row, record in enumerate(held)]
 
 
-def _request(file: Path, row: int, record: Any, notes: list[str], of: int) -> Sample | Skipped:
+def _request(file: Place, row: int, record: Any, notes: list[str], of: int) -> Sample | Skipped:
     if not isinstance(record, dict):
         return Skipped(str(file), f"is a {type(record).__name__}, no request", row, "layout")
     layout = LAYOUTS[1] if LAYOUTS[1].features in record else LAYOUTS[0]

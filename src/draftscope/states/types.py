@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
+
+from draftscope.states.places import Place
 
 Norm = Literal["pre", "post"]
 
@@ -206,7 +207,7 @@ class Source(Protocol):
     """
 
     kind: Literal["samples", "traces"]
-    path: Path
+    path: Place
     format: str
     chosen: str
     meta: dict[str, Any]

@@ -9,13 +9,12 @@ for, or where the format is named: then all layers but the last are the slots. `
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 
 from draftscope.errors import UsageError
 from draftscope.states import plain
 from draftscope.states.folder import LOCK, FileSource, first_fit, list_files
+from draftscope.states.places import Place
 from draftscope.states.scales import rescaled
 from draftscope.states.tensorfile import TensorFile
 from draftscope.states.types import Trace
@@ -28,23 +27,23 @@ OVER = frozenset({plain.NAME})
 ALL = "all"
 
 
-def fits(file: Path) -> str | None:
+def fits(file: Place) -> str | None:
     """Why a file is of this format; None if it is not."""
     why = plain.fits(file)
     return None if why is None or TensorFile(file).has("loss_mask") else f"{why} and no mask"
 
 
-def claims(file: Path) -> bool:
+def claims(file: Place) -> bool:
     """Whether a file that fits is taken for a capture unasked."""
     return file.with_name(file.name + LOCK).exists()
 
 
-def sniff(path: Path) -> str | None:
+def sniff(path: Place) -> str | None:
     """Why the path holds such files; None if no file there fits."""
     return first_fit(path, SUFFIX, fits)
 
 
-def open(path: Path, chosen: str | None = None, choice: str = "") -> FileSource[Trace]:
+def open(path: Place, chosen: str | None = None, choice: str = "") -> FileSource[Trace]:
     """Requests of a folder or of one file, lazily.
 
     Args:
@@ -61,7 +60,7 @@ def open(path: Path, chosen: str | None = None, choice: str = "") -> FileSource[
                       read=lambda file, said: read_trace(file, said, last=choice != ALL))
 
 
-def read_trace(file: Path, notes: list[str], *, last: bool = True) -> Trace:
+def read_trace(file: Place, notes: list[str], *, last: bool = True) -> Trace:
     """One request: every row accepted, prompt and answer not told apart.
 
     Raises:

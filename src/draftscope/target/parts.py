@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
+import shutil
+import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -10,9 +13,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from safetensors.torch import save_file
 from torch import Tensor
 
 from draftscope.errors import DraftscopeError
+from draftscope.states.places import Place, Remote, matching, place
 from draftscope.states.tensorfile import TensorFile, read_index, read_json
 from draftscope.target.families import embed_scale, family_of
 from draftscope.target.sizes import BELONGS, check_config, check_depth
@@ -43,7 +48,7 @@ class TargetParts:
     layers: int
     embed_scale: float
     model_type: str
-    folder: Path
+    folder: Place
     softcap: float | None = None
     logit_divisor: float = 1.0
 
@@ -81,7 +86,7 @@ class TargetParts:
         return logits
 
 
-def read_parts(folder: Path) -> TargetParts:
+def read_parts(folder: Place) -> TargetParts:
     """Read a target's parts from `config.json` and safetensors (one file, shards with or without an index).
 
     Only these tensors are read; of a sharded target only the shards that hold them need be there.
@@ -123,7 +128,7 @@ def read_parts(folder: Path) -> TargetParts:
     return assemble(config, embedding, norm, head, folder)
 
 
-def assemble(config: Mapping[str, Any], embedding: Tensor, norm: Tensor, head: Tensor, folder: Path) -> TargetParts:
+def assemble(config: Mapping[str, Any], embedding: Tensor, norm: Tensor, head: Tensor, folder: Place) -> TargetParts:
     """Target parts from tensors at hand and a flat text config."""
     family = family_of(config["model_type"])
     divisor = 1.0 if family.logit_divisor is None else float(config.get(family.logit_divisor) or 1.0)
@@ -134,7 +139,7 @@ def assemble(config: Mapping[str, Any], embedding: Tensor, norm: Tensor, head: T
     )
 
 
-def read_config(folder: Path) -> dict[str, Any]:
+def read_config(folder: Place) -> dict[str, Any]:
     """A target's text config, flat, with transformers' defaults where the file leaves out what parts need."""
     path = folder / "config.json"
     if not folder.is_dir():
@@ -171,7 +176,7 @@ def _defaults(model_type: str, given: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def tensor_files(folder: Path) -> dict[str, Path]:
+def tensor_files(folder: Place) -> dict[str, Place]:
     """Every tensor name of a safetensors model folder, and the file that holds it (which may be absent).
 
     Raises:
@@ -180,21 +185,21 @@ def tensor_files(folder: Path) -> dict[str, Path]:
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         return {name: folder / file for name, file in read_index(index).items()}
-    files = sorted(folder.glob("*.safetensors"))
+    files = matching(folder, ".safetensors")
     if not files:
-        other = sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".gguf"))
+        other = [path.name for path in matching(folder, (".bin", ".pt", ".pth", ".gguf"))]
         held = f"; it holds {', '.join(other[:3])}" if other else ""
         raise DraftscopeError(
             f"no safetensors file{held}", where=str(folder),
             remedy="Weights are read from safetensors alone: save the target with save_pretrained(..., safe_serialization=True)",
         )
-    found: dict[str, Path] = {}
+    found: dict[str, Place] = {}
     for file in files:
         found |= dict.fromkeys(TensorFile(file).names, file)
     return found
 
 
-def read_tensors(folder: Path, where: Mapping[str, Path], names: list[str]) -> dict[str, Tensor]:
+def read_tensors(folder: Place, where: Mapping[str, Place], names: list[str]) -> dict[str, Tensor]:
     """Read named tensors, opening only the files that hold them."""
     lacking = [name for name in names if name not in where]
     if lacking:
@@ -211,7 +216,29 @@ def read_tensors(folder: Path, where: Mapping[str, Path], names: list[str]) -> d
     return tensors
 
 
-def text_prefix(names: Mapping[str, Path], folder: Path) -> str:
+def target_folder(given: str | Place) -> Path:
+    """A target's folder on a local disk: of a URL, its configuration and parts in a folder of the same name, gone at exit.
+
+    Raises:
+        DraftscopeError: as `read_parts`.
+    """
+    at = place(given)
+    if not isinstance(at, Remote):
+        return at
+    parts = read_parts(at)
+    outer = tempfile.mkdtemp(prefix="draftscope-")
+    atexit.register(shutil.rmtree, outer, ignore_errors=True)
+    folder = Path(outer) / (at.name or "target")
+    folder.mkdir()
+    (folder / "config.json").write_bytes((at / "config.json").read_bytes())
+    names = {"model.embed_tokens.weight": parts.embedding, "model.norm.weight": parts.norm_weight}
+    if parts.head is not parts.embedding:
+        names["lm_head.weight"] = parts.head
+    save_file(names, folder / "model.safetensors")
+    return folder
+
+
+def text_prefix(names: Mapping[str, Place], folder: Place) -> str:
     """What stands before `embed_tokens.` and `layers.` in the names of the text model's tensors."""
     suffix = "embed_tokens.weight"
     # A multi-token-prediction block repeats the embedding inside `layers.`, and vision towers have tables of their own.
@@ -226,6 +253,6 @@ def _head_names(prefix: str) -> list[str]:
     return [f"{outer}lm_head.weight", "lm_head.weight", f"{prefix}lm_head.weight", "language_model.lm_head.weight"]
 
 
-def _few(names: Mapping[str, Path]) -> str:
+def _few(names: Mapping[str, Place]) -> str:
     shown = ", ".join(sorted(names)[:4])
     return f"{shown}, ... ({len(names)} tensors)" if len(names) > 4 else shown or "no tensors"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from draftscope.errors import DraftscopeError
+from draftscope.states.places import Place
 from draftscope.states.tensorfile import TensorFile
 from draftscope.text import visible
 
@@ -57,7 +58,7 @@ def check_config(config: Mapping[str, Any], where: str) -> None:
                                   remedy=f"Remove {key} from config.json: code of others is not run")
 
 
-def read_shapes(files: Mapping[str, Path]) -> Shapes:
+def read_shapes(files: Mapping[str, Place]) -> Shapes:
     """Shapes by tensor name from the headers of the files that are there.
 
     Raises:

@@ -1,0 +1,210 @@
+"""`--on`: the same answers as here, from a machine behind a real sshd; what it refuses, and that nothing stays there."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from farside import Far, far_fixture  # noqa: F401 (fixture)
+from places import Inspect, Places, inspect_fixture, parts_fixture, places_fixture, write  # noqa: F401 (fixtures)
+from state_files import write_one
+from support import random_draft
+
+from draftscope.cli.main import run
+from draftscope.eagle3.checkpoint import save_native
+from draftscope.scan.fingerprint import load_fingerprint
+from draftscope.states.opening import FORMATS
+
+pytestmark = pytest.mark.remote
+
+FOREIGN = ("pydantic", "pydantic_core", "transformers", "typer", "rich", "fsspec", "pyarrow", "jinja2", "scipy", "filelock",
+           "gguf")
+"""Packages of ours that the other machine may lack."""
+
+
+def without(*names: str) -> str:
+    return f"sys.modules.update(dict.fromkeys({names!r}))"
+
+
+def bare(far: Far, folder: Path) -> str:
+    """An interpreter there with torch, numpy and safetensors alone, whose temporary folder is `folder`."""
+    folder.mkdir(exist_ok=True)
+    # torch itself imports fsspec where it is, and does without it elsewhere.
+    return far.interpreter("bare", f"{without(*FOREIGN)}; import tempfile; tempfile.tempdir = '{folder}'")
+
+
+def test_the_answer_is_the_one_from_here(far: Far, inspect: Inspect, places: Places, tmp_path: Path) -> None:
+    folder = write(tmp_path / "d", places, places.entries(0, 3, 6, 8))
+    code, here = inspect(folder, "--norms", "--as", "speculators")
+    python = bare(far, tmp_path / "tmp")
+    home = set(os.listdir(Path.home()))
+    again, there = inspect(folder, "--norms", "--as", "speculators", "--on", far.name, "--python", python)
+    assert there["inspected"][0]["path"] == there["as_trainer"][0]["path"] == f"{far.name}:{folder}"
+    assert (again, json.loads(json.dumps(there).replace(f"{far.name}:", ""))) == (code, here) and code == 1
+    assert not list((tmp_path / "tmp").iterdir()) and set(os.listdir(Path.home())) == home
+
+
+@pytest.mark.parametrize("name", list(FORMATS))
+def test_every_format_is_read_there(name: str, far: Far, inspect: Inspect, tmp_path: Path) -> None:
+    if name == "speculators":
+        pytest.skip("its masks need pyarrow there as here")
+    for number in (10, 2):
+        write_one(name, tmp_path / "d", number)
+    code, here = inspect(tmp_path / "d", "--format", name)
+    again, there = inspect(tmp_path / "d", "--format", name, "--on", far.name, "--python", bare(far, tmp_path / "tmp"))
+    assert (again, json.loads(json.dumps(there).replace(f"{far.name}:", ""))) == (code, here)
+    assert not list((tmp_path / "tmp").iterdir())
+
+
+def test_a_target_here_says_what_the_entries_there_are(far: Far, inspect: Inspect, places: Places, tmp_path: Path) -> None:
+    folder = write(tmp_path / "d", places, places.entries(0, 3, 6, 8))
+    _, found = inspect(folder, "--target", places.folder, "--on", far.name, "--python", bare(far, tmp_path / "tmp"))
+    assert [entry["placed"]["boundary"] for entry in found["inspected"][0]["entries"]] == [0, 3, 6, 8]
+
+
+def test_several_paths_a_draft_among_them(far: Far, inspect: Inspect, tmp_path: Path) -> None:
+    save_native(tmp_path / "draft", random_draft(), None)
+    write_one("plain", tmp_path / "d", 1)
+    paths = (tmp_path / "d", tmp_path / "no such", tmp_path / "draft")
+    options = ("--on", far.name, "--python", far.python)
+    code, here = inspect(*paths)
+    again, there = inspect(*paths, *options)
+    assert (again, json.loads(json.dumps(there).replace(f"{far.name}:", ""))) == (code, here)
+    assert [one["what"] for one in there["inspected"]] == ["training data", "draft checkpoint"]
+    code, found = inspect(*paths, "--on", far.name, "--python", bare(far, tmp_path / "tmp"))
+    assert code == 3 and "pydantic" in found["next"][-1] and len(found["inspected"]) == 1
+
+
+def test_the_fingerprint_comes_back(far: Far, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number in range(5):
+        write_one("plain", tmp_path / "a b", number)
+    for name, more in (("here", []), ("there", ["--on", far.name, "--python", bare(far, tmp_path / "tmp")])):
+        assert run(["scan", str(tmp_path / "a b"), "--shard", "1/2", "-o", str(tmp_path / name), *more]) == 0
+    here, there = load_fingerprint(tmp_path / "here"), load_fingerprint(tmp_path / "there")
+    assert there.origins[0].path == f"{far.name}:{here.origins[0].path}" and there.origins[0].part == "1 of 2"
+    assert here.cells.keys() == there.cells.keys() and here.rows == there.rows
+    for key, cell in here.cells.items():
+        for name, tensor in cell.tensors().items():
+            assert torch.equal(tensor, there.cells[key].tensors()[name])
+    assert not list((tmp_path / "tmp").iterdir())
+    assert "read as plain" in capsys.readouterr().err
+
+
+def test_a_login_shell_may_print_before_the_answer(far: Far, inspect: Inspect, tmp_path: Path) -> None:
+    write_one("plain", tmp_path / "d", 1)
+    python = far.interpreter("chatty", "print('Welcome to the cluster', flush=True)")
+    assert inspect(tmp_path / "d", "--on", far.name, "--python", python)[0] == 0
+
+
+@pytest.mark.parametrize(("before", "says"), [
+    (without("numpy"), "lacks numpy"), (without("torch"), "lacks torch"), (without("safetensors"), "lacks safetensors"),
+    ("sys.version_info = (3, 8, 1, 'final', 0)", "is too old"), ("sys.exit(9)", "ended with code 9"),
+])
+def test_pythons_there_that_will_not_do(before: str, says: str, far: Far, tmp_path: Path,
+                                        capsys: pytest.CaptureFixture[str]) -> None:
+    write_one("plain", tmp_path / "d", 1)
+    assert run(["inspect", str(tmp_path / "d"), "--on", far.name, "--python", far.interpreter("odd", before)]) == 3
+    assert says in capsys.readouterr().err
+
+
+def test_what_is_not_there_is_named(far: Far, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--on", far.name, "--python", far.python]
+    for arguments, code, says in (
+        (["inspect", "/no/such", *options], 3, f"{far.name}:/no/such: does not exist"),
+        (["inspect", "/etc", "--format", "nonsense", *options], 2, "no format `nonsense`"),
+        (["inspect", "/etc", "--on", far.name, "--python", "/no/python"], 3, "`/no/python` cannot be run there"),
+        (["inspect", "/etc", "--on=-oProxyCommand=x"], 2, "is no host"),
+        (["inspect", "/etc", "--on", "nobody@far"], 3, "no connection"),
+        (["scan", "/no/such", "-o", str(tmp_path / "f"), *options], 3, f"{far.name}:/no/such: does not exist"),
+        (["scan", "merge", "a", "b", "-o", str(tmp_path / "f"), *options], 2, "for scanning"),
+    ):
+        assert run(arguments) == code
+        assert says in capsys.readouterr().err
+    assert not (tmp_path / "f").exists()
+
+
+def test_memory_there_is_capped(far: Far, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A sparse file of 3 GiB, mapped: refused under 2 GiB, read under 4."""
+    header = {"hidden_states": {"dtype": "BF16", "shape": [3 * 2**17, 4, 1024], "data_offsets": [0, 3 * 2**30]},
+              "token_ids": {"dtype": "I64", "shape": [3 * 2**17], "data_offsets": [3 * 2**30, 3 * 2**30 + 3 * 2**20]}}
+    text = json.dumps(header).encode()
+    file = tmp_path / "hs_0.safetensors"
+    file.write_bytes(len(text).to_bytes(8, "little") + text)
+    os.truncate(file, 8 + len(text) + 3 * 2**30 + 3 * 2**20)
+    options = ["--on", far.name, "--python", far.python, "--memory", "2"]
+    assert run(["inspect", str(file), *options]) == 3
+    assert "--memory GIB allows more" in capsys.readouterr().err
+
+
+class Stuck:
+    """A command at work on the other machine, which does not get on; `pid` is the process there."""
+
+    def __init__(self, far: Far, tmp_path: Path) -> None:
+        write_one("plain", tmp_path / "d", 1)
+        fifo = tmp_path / "fifo"
+        os.mkfifo(fifo)
+        temporary = tmp_path / "tmp"
+        temporary.mkdir()
+        before = (f"import tempfile, builtins, os, time; tempfile.tempdir = '{temporary}'; real = compile; "
+                  f"stop = lambda: (open('{fifo}', 'w').write(str(os.getpid())), time.sleep(600)); "
+                  "builtins.compile = lambda s, n, *a, **k: (stop() if 'elsewhere.tasks' in str(n) "
+                  "else 0, real(s, n, *a, **k))[1]")
+        command = [sys.executable, "-m", "draftscope", "inspect", str(tmp_path / "d"), "--on", far.name, "--python",
+                   far.interpreter("stuck", before)]
+        environment = {**far.environment, "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+        self.command = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.temporary = temporary
+        self.pid = int(fifo.read_text())
+        self._there = os.pidfd_open(self.pid)
+        assert list(temporary.iterdir())
+
+    def ended_there(self) -> bool:
+        ready, _, _ = select.select([self._there], [], [], 60)
+        os.close(self._there)
+        return bool(ready) and not list(self.temporary.iterdir())
+
+
+def test_an_interruption_here_ends_the_process_there(far: Far, tmp_path: Path) -> None:
+    stuck = Stuck(far, tmp_path)
+    stuck.command.send_signal(signal.SIGINT)
+    _, err = stuck.command.communicate(timeout=60)
+    assert stuck.command.returncode == 130 and "interrupted" in err
+    assert stuck.ended_there()
+
+
+def test_a_death_here_ends_the_process_there(far: Far, tmp_path: Path) -> None:
+    stuck = Stuck(far, tmp_path)
+    stuck.command.kill()
+    stuck.command.communicate(timeout=60)
+    assert stuck.ended_there()
+
+
+def test_a_lost_connection_is_said_and_ends_the_process_there(far: Far, tmp_path: Path) -> None:
+    stuck = Stuck(far, tmp_path)
+    for pid in children(far.server.pid):
+        os.kill(pid, signal.SIGKILL)
+    _, err = stuck.command.communicate(timeout=60)
+    assert stuck.command.returncode == 3 and "no connection, or it was lost" in err and far.name in err
+    assert stuck.ended_there()
+
+
+def children(pid: int) -> list[int]:
+    """The server's own processes, one a connection."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                fields: Any = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(fields[1]) == pid:
+                found.append(int(entry.name))
+    return found
