@@ -11,14 +11,15 @@ class _Room(ModuleType):
     """The room under its name is also the function: `draftscope.diagnose(train=..., serve=..., draft=..., target=...)`."""
 
     def __call__(self, **given: Any) -> Any:
-        """A `findings.Diagnosis` of these inputs; the fields of `diagnose.case.Inputs`, paths as text or Path."""
+        """A `findings.Diagnosis` of these inputs; the fields of `diagnose.case.Inputs`, paths as text, URL or Path."""
         from pathlib import Path
 
         from draftscope.diagnose.case import Inputs
         from draftscope.diagnose.run import diagnose
+        from draftscope.states.places import place
 
-        paths = ("train", "train_heldout", "serve", "draft", "target", "prompts")
-        inputs: dict[str, Any] = {k: Path(v) if k in paths and v is not None else v for k, v in given.items()}
+        kinds = dict.fromkeys(("train", "train_heldout", "serve", "draft", "target"), place) | {"prompts": Path}
+        inputs: dict[str, Any] = {k: kinds[k](v) if k in kinds and v is not None else v for k, v in given.items()}
         return diagnose(Inputs(**inputs))
 
 
