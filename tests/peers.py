@@ -1,4 +1,4 @@
-"""Other stacks in their environments (scripts/env-vllm, scripts/env-speculators, scripts/env-sglang), reached through recipes/foreign."""
+"""Other stacks in environments of their own (scripts/env-vllm, env-speculators, env-sglang), reached through recipes/foreign."""
 
 from __future__ import annotations
 
