@@ -1,4 +1,4 @@
-"""Other stacks in their environments (scripts/env-vllm, scripts/env-speculators), reached through recipes/foreign."""
+"""Other stacks in environments of their own (scripts/env-vllm, env-speculators, env-sglang), reached through recipes/foreign."""
 
 from __future__ import annotations
 
@@ -35,13 +35,17 @@ def python_of(stack: str, *needs: str) -> Path:
     return python
 
 
-def run_recipe(stack: str, recipe: str, *arguments: str | Path, needs: tuple[str, ...] = (), threads: int = 1) -> str:
+def run_recipe(stack: str, recipe: str, *arguments: str | Path, needs: tuple[str, ...] = (), threads: int = 1,
+               filled: bool = False) -> str:
     """Run a recipe in a stack's environment; what it printed. Fails with the end of its errors.
 
-    Memory comes filled with one byte (glibc): what nothing initialises is the same in every run, and neither zero nor NaN.
+    Args:
+        filled: memory comes filled with one byte (glibc), at a price: what nothing initialises is the same in every run, and
+            neither zero nor NaN.
     """
+    memory = {"MALLOC_PERTURB_": "90"} if filled else {}
     run = subprocess.run([python_of(stack, *needs), RECIPES / recipe, *arguments], capture_output=True, text=True, check=False,
-                         env=os.environ | {"OMP_NUM_THREADS": str(threads), "MALLOC_PERTURB_": "90"})
+                         env=os.environ | {"OMP_NUM_THREADS": str(threads)} | memory)
     assert run.returncode == 0, run.stderr[-3000:]
     return run.stdout
 

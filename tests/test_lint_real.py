@@ -97,7 +97,7 @@ SPECULATORS: dict[str, Maker] = {
 
 
 def answers(stack: str, recipe: str, arguments: list[Path], out: Path) -> dict[str, Any]:
-    run_recipe(stack, recipe, *arguments)
+    run_recipe(stack, recipe, *arguments, filled=True)
     return dict(json.loads(out.read_text()))
 
 
