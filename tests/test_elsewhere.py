@@ -20,6 +20,7 @@ from support import random_draft
 
 from draftscope.cli.main import run
 from draftscope.eagle3.checkpoint import save_native
+from draftscope.elsewhere.far import GONE, _watch
 from draftscope.scan.fingerprint import load_fingerprint
 from draftscope.states.opening import FORMATS
 
@@ -208,3 +209,33 @@ def children(pid: int) -> list[int]:
             if int(fields[1]) == pid:
                 found.append(int(entry.name))
     return found
+
+
+def test_silence_ends_the_process_there() -> None:
+    """A connection that died without a word, as of a machine that lost its power."""
+    here, there = os.pipe()
+    left: list[int] = []
+    os.write(there, b"\n\n")
+    _watch(left.append, here, 0.05)
+    os.close(there)
+    _watch(left.append, here, 600.0)
+    os.close(here)
+    assert left == [GONE, GONE]
+
+
+@pytest.mark.parametrize("answer", [b"", b"{}", b"[1]", b'{"kind": "answer"}', b'{"kind": "answer", "path": 3}', b"nonsense",
+                                    b'{"kind": "progress"}', b'{"kind": "error"}'])
+def test_answers_that_are_none_are_refused(answer: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                           capsys: pytest.CaptureFixture[str]) -> None:
+    """An ssh that answers with a frame of its own, under the mark that it was given."""
+    ssh = tmp_path / "ssh"
+    ssh.write_text(f"#!{sys.executable}\nimport sys, json, zlib, struct\nstdin = sys.stdin.buffer\n"
+                   "stdin.read(int(stdin.readline()))\nsent = zlib.decompress(stdin.read(int(stdin.readline())))\n"
+                   "mark = json.loads(sent)['mark']\n"
+                   f"text = {answer!r}\nout = sys.stdout.buffer\nout.write(mark.encode() + b'\\n')\n"
+                   "out.write(struct.pack('>QQ', len(text), 0) + text)\n")
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert run(["inspect", "/x", "--on", "far"]) == 3
+    err = capsys.readouterr().err
+    assert "no answer" in err or "failed there" in err

@@ -16,6 +16,7 @@ import struct
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -80,11 +81,13 @@ def work(mark: str, job: dict[str, Any]) -> None:
     leave(code)
 
 
-def _watch(leave: Any) -> None:
+def _watch(leave: Callable[[int], None], lifeline: int = 0, silence: float = SILENCE) -> None:
+    """Leave when the lifeline ends, or nothing has come over it for so many seconds."""
     while True:
-        ready, _, _ = select.select([0], [], [], SILENCE)
-        if not ready or not os.read(0, 4096):
+        ready, _, _ = select.select([lifeline], [], [], silence)
+        if not ready or not os.read(lifeline, 4096):
             leave(GONE)
+            return
 
 
 def _modestly(job: dict[str, Any]) -> None:

@@ -143,13 +143,17 @@ def _answers(stdout: IO[bytes], mark: str, on_items: Callable[[int], None]) -> I
         length, more = struct.unpack(">QQ", _exactly(stdout, 16))
         if length > MOST or more > MOST:
             raise DraftscopeError("answered with something that is no answer", remedy="Try again")
-        held = json.loads(_exactly(stdout, length))
-        kind = held.pop("kind")
-        body = _exactly(stdout, more)
+        text, body = _exactly(stdout, length), _exactly(stdout, more)
+        try:
+            held = json.loads(text)
+            kind = str(held.pop("kind"))
+            items = int(held["items"]) if kind == "progress" else 0
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
+            raise DraftscopeError("answered with something that is no answer", remedy="Try again") from None
         if kind == "end":
             return
         if kind == "progress":
-            on_items(int(held["items"]))
+            on_items(items)
         else:
             yield Frame(kind, held, body)
 
@@ -196,6 +200,7 @@ def error_of(host: Host, frame: Frame) -> DraftscopeError:
     kind = UsageError if held.get("usage") else DraftscopeError
     where = host.path(str(held["where"])) if held.get("where") else host.name
     remedy = str(held.get("remedy", ""))
-    if "allocate memory" in str(held["what"]):
+    what = str(held.get("what", "failed there"))
+    if "allocate memory" in what:
         remedy = "--memory GIB allows more"
-    return kind(str(held["what"]), where=where, remedy=remedy)
+    return kind(what, where=where, remedy=remedy)
