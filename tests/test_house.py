@@ -26,6 +26,7 @@ ROOMS = [
     "engines", "pipeline", "compare", "faults", "linting", "inspecting", "diagnose", "report", "embedded", "cli", "__main__",
 ]
 LONGEST = 400
+WHOLE = {"inside.py": 1000}  # runs in engines' environments as one file
 
 # Used without an import of ours, or by no name of its own.
 INDIRECT = {
@@ -76,7 +77,7 @@ def test_imports_go_one_way(path: Path) -> None:
 @pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(SOURCE)))
 def test_modules_are_of_one_concept(path: Path) -> None:
     text = path.read_text()
-    assert len(text.splitlines()) <= LONGEST
+    assert len(text.splitlines()) <= WHOLE.get(path.name, LONGEST)
     assert not text.strip() or ast.get_docstring(ast.parse(text)), "a module says what it is for"
 
 

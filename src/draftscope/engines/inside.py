@@ -25,6 +25,7 @@ Shapes: R requests of a pass, K drafted tokens, H the draft's width. Rows of a p
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import dataclasses
 import fcntl
@@ -118,7 +119,7 @@ class Column:
 
 
 def write_safetensors(path: str, columns: Mapping[str, Column], metadata: Mapping[str, str]) -> int:
-    """Write `path` whole or not at all (under `path`.part first): 8 bytes of length, a JSON header, raw bytes. Returns the size."""
+    """Write `path` whole or not at all (`path`.part first): 8 bytes of length, a JSON header, raw bytes. Returns the size."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     end = 0
     for name, column in columns.items():
@@ -135,10 +136,8 @@ def write_safetensors(path: str, columns: Mapping[str, Column], metadata: Mappin
                     file.write(_bytes(piece))
         os.replace(part, path)
     except OSError:
-        try:
+        with contextlib.suppress(OSError):
             os.unlink(part)
-        except OSError:
-            pass
         raise
     return 8 + len(text) + end
 
@@ -191,6 +190,8 @@ class Pass:
         self.counts = [bounds[i + 1] - bounds[i] for i in chosen]
         self.by_row: dict[str, Tensor] = {}
         self.by_request: dict[str, Tensor] = {}
+        self.fits = [True] * len(chosen)
+        self.event: Any = None  # of the copies, see `Carrier.mark`
         self._carrier = recorder.carrier
         self._ranges: list[list[int]] = []
         for i in chosen:
@@ -214,8 +215,6 @@ class Pass:
         """Wait, on the writer's thread, until all copies are there."""
         if self.event is not None:
             self.event.synchronize()
-
-    event: Any = None
 
 
 class Carrier:
@@ -260,8 +259,9 @@ class Recorder:
     An engine's attachment calls, on one thread: `started` for a new request, then for every pass `begin`, the pass's `rows`
     and `each`, `commit`, and `finished` when a request has ended. `close` writes what is there.
 
-    Rows of a pass: `fc_input` [rows, slots x Ht], `token_ids` [rows], `positions` [rows], optionally `fc_output` [rows, H].
-    Of each request: `rejected` [R] (rows at the end of its own that verification rejected), `following` [R] (the token that the
+    Rows of a pass: `fc_input` [rows, slots x Ht], `token_ids` [rows], `positions` [rows], optionally `fc_output` [rows, H]
+    and `draft_input_ids` [rows] (the token that the draft was given with each row).
+    Per request: `rejected` [R] (rows at the end of its own that verification rejected), `following` [R] (the token that the
     target chose after the last row that was kept), `drafts` [R, K] (drafted in this pass, verified in the next),
     optionally `draft_states` [R, K, H] (what they were read from).
     """
@@ -303,7 +303,7 @@ class Recorder:
             raise Refused(f"another server captures into {folder}") from None
         except OSError as error:
             raise Refused(f"{folder}: {error.strerror or error}") from None
-        if any(name == "capture.json" or name.endswith((".safetensors", ".part")) for name in names):
+        if any(name.endswith((".safetensors", ".part")) for name in names):
             os.close(self._folder_lock)
             raise Refused(f"{folder} holds a capture already; captures are not mixed")
 
@@ -342,9 +342,8 @@ class Recorder:
             rows = sum(given.counts)
             self._row_bytes = _ROW_BYTES + sum(t.nbytes for t in given.by_row.values()) // rows
             self._request_bytes = sum(t.nbytes for t in given.by_request.values()) // len(given.tickets)
-            for ticket, count in zip(given.tickets, given.counts):
-                self._rows -= count
-                self._reserve(ticket, count)
+            self._rows -= rows
+            given.fits = [self._reserve(ticket, count) for ticket, count in zip(given.tickets, given.counts, strict=True)]
         self._queue.put(given)
 
     def finished(self, request: str) -> None:
@@ -369,8 +368,7 @@ class Recorder:
             ticket = _Ticket(self._begun, name, about)
             self._begun += 1
         else:
-            left = self.captured["requests_left_out"]
-            left[str(why)] = left.get(str(why), 0) + 1
+            self._leave_out(str(why))
         self._tickets[name] = ticket
         return ticket
 
@@ -425,7 +423,7 @@ class Recorder:
                 if isinstance(item, Pass):
                     self._take(item)
                 elif isinstance(item, _Ticket):
-                    self._write(item.number, finished=True)
+                    self._end(item)
                 elif self._closed:
                     self._write_running(final=True)
                     break
@@ -445,8 +443,11 @@ class Recorder:
         states = given.by_request.get("draft_states")
         alone = len(given.tickets) == 1 and given.event is None
         start = 0
-        for i, (ticket, count) in enumerate(zip(given.tickets, given.counts)):
+        for i, (ticket, count) in enumerate(zip(given.tickets, given.counts, strict=True)):
             stop = start + count
+            if not given.fits[i]:
+                start = stop
+                continue
             record = self._records.get(ticket.number)
             if record is None:
                 record = self._records[ticket.number] = _Record(ticket, self.k)
@@ -458,34 +459,45 @@ class Recorder:
             )
             start = stop
 
+    def _end(self, ticket: _Ticket) -> None:
+        if ticket.number in self._records:
+            self._write(ticket.number, finished=True)
+        elif ticket.cut is not None:
+            self._leave_out(ticket.cut)
+
+    def _leave_out(self, why: str) -> None:
+        left = self.captured["requests_left_out"]
+        left[why] = left.get(why, 0) + 1
+
     def _write_running(self, *, final: bool) -> None:
         for number, record in list(self._records.items()):
             if record.changed or final:
                 self._write(number, finished=False, final=final)
 
     def _write(self, number: int, *, finished: bool, final: bool = True) -> None:
-        record = self._records.get(number)
-        if record is None or not record.token_ids:
-            return
+        record = self._records[number]
         columns, told = record.columns(), record.told()
+        finished = finished or record.ended
         path = os.path.join(self.options.folder, f"request-{number:06d}.safetensors")
         disk = os.statvfs(self.options.folder)
         if disk.f_bavail * disk.f_frsize - record.ticket.reserved < self.options.keep_free:
             raise OSError(28, f"less than keep_free ({self.options.keep_free} bytes) would be left on the disk")
-        size = write_safetensors(path, columns, {
-            "request": record.ticket.name, "finished": json.dumps(finished or record.ended), **{k: json.dumps(v) for k, v in told.items() if v},
-            **({} if record.ticket.cut is None else {"cut": record.ticket.cut}),
-            **({} if record.ticket.about.temperature is None else {"temperature": json.dumps(record.ticket.about.temperature)}),
-        })
+        metadata = {"request": record.ticket.name, "finished": json.dumps(finished)}
+        metadata |= {name: json.dumps(value) for name, value in told.items() if value}
+        if record.ticket.cut is not None:
+            metadata["cut"] = record.ticket.cut
+        if record.ticket.about.temperature is not None:
+            metadata["temperature"] = json.dumps(record.ticket.about.temperature)
+        size = write_safetensors(path, columns, metadata)
         record.changed = False
-        if finished or final:
+        if final:
             del self._records[number]
             with self._lock:
                 self._spent += size - record.ticket.reserved
                 self._held -= record.ticket.reserved
             captured = self.captured
             captured["requests"] += 1
-            captured["unfinished"] += not (finished or record.ended)
+            captured["unfinished"] += not finished
             captured["bytes"] += size
             captured["rows"] += len(record.token_ids)
             captured["rows_cut"] += record.ticket.cut_rows
@@ -706,7 +718,7 @@ class _Attached:
             raise NotHere("this vLLM runs without speculative decoding")
         if speculative.method != "eagle3":
             raise NotHere(f"its speculative method is {speculative.method}, not eagle3")
-        self.drafter = getattr(runner, "drafter", None) or getattr(runner, "speculator", None)
+        self.drafter = _drafter(runner)
         self.model = _unwrapped(getattr(self.drafter, "model", None))
         if not callable(getattr(self.model, "combine_hidden_states", None)):
             raise NotHere("its draft has no combine_hidden_states: another interface than this file knows")
@@ -762,6 +774,8 @@ class _Attached:
                 self.model.register_forward_hook(lambda module, args, output: self.safely(self.ran, output))
             else:
                 recorder.notes.append(f"draft_states are left out: {without}")
+        self.model.register_forward_pre_hook(
+            lambda module, args, named: self.safely(self.runs, named.get("input_ids")), with_kwargs=True)
         recorder._write_description()
 
     def lacks_states(self) -> str | None:
@@ -839,6 +853,11 @@ class _Attached:
         if self.open is not None:
             self.open.rows(name, states)
 
+    def runs(self, ids: Tensor | None) -> None:
+        """The draft is about to make a step: in its first, keep the tokens that it is given."""
+        if self.open is not None and ids is not None and "draft_input_ids" not in self.open.by_row:
+            self.open.rows("draft_input_ids", ids.long())
+
     def ran(self, output: Any) -> None:
         """The draft made a step: keep the state that each request drafts from."""
         if self.open is not None and self.sampled_at is not None:
@@ -853,6 +872,10 @@ class _Attached:
             if self.states and len(self.states) == drafts.shape[1]:
                 done.each("draft_states", torch.stack(self.states, 1))
             self.recorder.commit(done)
+
+
+def _drafter(runner: Any) -> Any:
+    return getattr(runner, "drafter", None) or getattr(runner, "speculator", None)
 
 
 def _unwrapped(model: Any) -> Any:
@@ -872,7 +895,7 @@ def _get(thing: Any, path: str) -> Any:
 def _describe_vllm(worker: Any) -> dict[str, Any]:
     """capture.json's description, read from the objects in use rather than from what was asked for."""
     runner, config = worker.model_runner, worker.vllm_config
-    drafter = getattr(runner, "drafter", None) or getattr(runner, "speculator", None)
+    drafter = _drafter(runner)
     draft, target = _unwrapped(getattr(drafter, "model", None)), _unwrapped(getattr(runner, "model", None))
     inner = getattr(draft, "model", None)
     modules = list(target.modules()) if isinstance(target, torch.nn.Module) else []
@@ -912,7 +935,8 @@ def _describe_vllm(worker: Any) -> dict[str, Any]:
             "async_scheduling": "scheduler_config.async_scheduling",
             "tensor_parallel_size": "parallel_config.tensor_parallel_size",
             "pipeline_parallel_size": "parallel_config.pipeline_parallel_size",
-            "data_parallel_size": "parallel_config.data_parallel_size", "data_parallel_rank": "parallel_config.data_parallel_rank",
+            "data_parallel_size": "parallel_config.data_parallel_size",
+            "data_parallel_rank": "parallel_config.data_parallel_rank",
         }.items()},
         "rank": worker.rank, "tensor_parallel_rank": 0, "runner": type(runner).__module__ + "." + type(runner).__name__,
         "pid": os.getpid(), "torch": torch.__version__,
