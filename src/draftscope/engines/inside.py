@@ -284,7 +284,7 @@ class Recorder:
         self._lock = threading.Lock()
         self._records: dict[int, _Record] = {}
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._wrote = 0.0
+        self._wrote, self._unsaid = 0.0, False
         self._closed = False
         self._claim()
         self._write_description()
@@ -418,7 +418,10 @@ class Recorder:
                 try:
                     item = self._queue.get(timeout=1.0)
                 except queue.Empty:
-                    self._write_running(final=False)  # an engine at rest may be left at any moment
+                    # An engine at rest may be left, or killed, at any moment.
+                    self._write_running(final=False)
+                    if self._unsaid:
+                        self._write_description()
                     continue
                 if isinstance(item, Pass):
                     self._take(item)
@@ -433,6 +436,7 @@ class Recorder:
             self.stop(f"{type(error).__name__}: {error}")
         self._records.clear()
         self._write_description()
+        os.close(self._folder_lock)
         self.log.info("draftscope capture: %s", json.dumps(self.captured))
 
     def _take(self, given: Pass) -> None:
@@ -508,7 +512,8 @@ class Recorder:
 
     def _write_description(self, *, seldom: bool = False) -> None:
         """capture.json: what the engine says of itself, and what was captured so far."""
-        if seldom and time.monotonic() - self._wrote < 1.0:
+        self._unsaid = seldom and time.monotonic() - self._wrote < 1.0
+        if self._unsaid:
             return
         self._wrote = time.monotonic()
         path = os.path.join(self.options.folder, "capture.json")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ NAME = "capture"
 SUFFIX = ".safetensors"
 KIND = "traces"
 DEEP = False
+PART = SUFFIX + ".part"
+"""What a file is called while it is written; found later, it is what its writer left when it was killed."""
 
 NUMBERS = frozenset({"layer_ids", "num_spec_tokens", "topk", "temperature"})
 """Metadata that is JSON rather than text."""
@@ -50,6 +53,8 @@ def open(path: Path, chosen: str | None = None) -> FileSource[Trace]:
         DraftscopeError: nothing there.
     """
     files, others = list_files(path, SUFFIX)
+    others = [replace(each, why="cut short: its writer was stopped at it", cause="broken") if each.path.endswith(PART) else each
+              for each in others if Path(each.path).name != "capture.json"]
     notes: list[str] = []
     described = described_beside(path, "capture.json", notes)
     def read(file: Path, said: list[str]) -> Trace:
@@ -115,6 +120,7 @@ def read_trace(file: Path, notes: list[str]) -> Trace:
         phase=row_numbers("phase", torch.uint8), step=row_numbers("step", torch.int64),
         positions=row_numbers("positions", torch.int64), verified_ids=row_numbers("verified_ids", torch.int64),
         last_hidden=row_floats("last_hidden"), fc_output=row_floats("fc_output"),
+        draft_input_ids=row_numbers("draft_input_ids", torch.int64),
         meta=parse_metadata(opened.metadata, notes),
     )
     _read_steps(opened, trace)
@@ -159,6 +165,7 @@ def write_trace(path: Path, trace: Trace) -> None:
         "fc_input": trace.fc_input, "token_ids": trace.token_ids.to(torch.int64), "accepted": trace.accepted.bool(),
         "positions": trace.positions, "phase": None if trace.phase is None else trace.phase.to(torch.uint8),
         "step": trace.step, "verified_ids": trace.verified_ids, "last_hidden": trace.last_hidden, "fc_output": trace.fc_output,
+        "draft_input_ids": trace.draft_input_ids,
     }
     for name, tensor in by_row.items():
         if tensor is not None and len(tensor) != rows:
