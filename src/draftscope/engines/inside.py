@@ -274,7 +274,7 @@ class Recorder:
         self.captured: dict[str, Any] = {
             "requests": 0, "unfinished": 0, "rows": 0, "bytes": 0, "steps": 0, "accepted": 0, "rows_rejected": 0,
             "prefix_rows_missing": 0, "rows_recomputed": 0, "rows_after_end": 0, "tails_cut": 0, "rows_cut": 0,
-            "steps_without_draft_states": 0, "requests_left_out": {},
+            "steps_without_draft_states": 0, "rows_without_draft_inputs": 0, "requests_left_out": {},
         }
         self._tickets: dict[str, _Ticket | None] = {}  # None = left out
         self._abouts: dict[str, About] = {}
@@ -597,11 +597,12 @@ class _Record:
             "steps": len(self.counts), "accepted": sum(self.counts), "rows_rejected": self.accepted.count(0),
             "prefix_rows_missing": self.missing, "rows_recomputed": self.recomputed, "rows_after_end": self.after_end,
             "steps_without_draft_states": sum(state is None for state in self.states),
+            "rows_without_draft_inputs": len(self.token_ids) - sum(map(len, self.rows.get("draft_input_ids", ()))),
         }
 
     def columns(self) -> dict[str, Column]:
         rows = (len(self.token_ids),)
-        found = {name: Column.of(pieces) for name, pieces in self.rows.items()}
+        found = {name: Column.of(pieces) for name, pieces in self.rows.items() if sum(map(len, pieces)) == rows[0]}
         found |= {
             "token_ids": Column("I64", rows, [self.token_ids]), "positions": Column("I64", rows, [self.positions]),
             "phase": Column("U8", rows, [self.phase]), "step": Column("I64", rows, [self.step]),
@@ -776,6 +777,9 @@ class _Attached:
         if recorder.options.draft_states:
             without = self.lacks_states()
             if without is None:
+                if self.which == "V2" and "FULL" in str(recorder.describe["switches"]["cudagraph_mode"]):
+                    recorder.notes.append("steps that vLLM's V2 runner replays as full CUDA graphs are recorded without "
+                                          "draft_states and draft_input_ids; for these, serve with -cc.cudagraph_mode=PIECEWISE")
                 self.model.register_forward_hook(lambda module, args, output: self.safely(self.ran, output))
             else:
                 recorder.notes.append(f"draft_states are left out: {without}")

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from draftscope.errors import DraftscopeError
 from draftscope.states.folder import FileSource, first_fit, list_files
+from draftscope.states.prefixes import Prefixes
 from draftscope.states.tensorfile import TensorFile, parse_json, save_tensors
 from draftscope.states.torchsource import described as described_beside
 from draftscope.states.types import Trace
@@ -57,8 +58,10 @@ def open(path: Path, chosen: str | None = None) -> FileSource[Trace]:
               for each in others if Path(each.path).name != "capture.json"]
     notes: list[str] = []
     described = described_beside(path, "capture.json", notes)
+    prefixes = Prefixes(files, lambda file: read_trace(file, []))
+
     def read(file: Path, said: list[str]) -> Trace:
-        trace = read_trace(file, said)
+        trace = prefixes.complete(read_trace(file, said), said)
         trace.meta = {**described, **trace.meta}
         return trace
 
@@ -121,6 +124,8 @@ def read_trace(file: Path, notes: list[str]) -> Trace:
         positions=row_numbers("positions", torch.int64), verified_ids=row_numbers("verified_ids", torch.int64),
         last_hidden=row_floats("last_hidden"), fc_output=row_floats("fc_output"),
         draft_input_ids=row_numbers("draft_input_ids", torch.int64),
+        prefix_token_ids=None if not opened.has("prefix_token_ids") else
+        opened.integers("prefix_token_ids", 1, "[tokens]").to(torch.int64),
         meta=parse_metadata(opened.metadata, notes),
     )
     _read_steps(opened, trace)
@@ -174,4 +179,4 @@ def write_trace(path: Path, trace: Trace) -> None:
         "draft_token_ids": trace.draft_token_ids, "draft_parents": trace.draft_parents,
         "accepted_counts": trace.accepted_counts, "draft_states": trace.draft_states,
     }
-    save_tensors(path, {**by_row, **by_step}, trace.meta)
+    save_tensors(path, {**by_row, **by_step, "prefix_token_ids": trace.prefix_token_ids}, trace.meta)

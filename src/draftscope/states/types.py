@@ -60,6 +60,7 @@ class Trace:
         verified_ids: [R] int64, the token that the target chose after this row, or None.
         last_hidden: [R, Ht] or None; fc_output: [R, H] or None (what `fc` returned).
         draft_input_ids: [R] int64 or None, the token that the draft was given with the row.
+        prefix_token_ids: [P] int64 or None, tokens before the first row that the server took from its prefix cache.
         draft_token_ids: [steps, K] int64, -1 padded; draft_parents: [steps, K] or None for a chain.
         accepted_counts: [steps] int64, bonus excluded.
         draft_states: [steps, K, H], draft layer's output before its final norm that produced each drafted id.
@@ -76,6 +77,7 @@ class Trace:
     last_hidden: Tensor | None = None
     fc_output: Tensor | None = None
     draft_input_ids: Tensor | None = None
+    prefix_token_ids: Tensor | None = None
     draft_token_ids: Tensor | None = None
     draft_parents: Tensor | None = None
     accepted_counts: Tensor | None = None
