@@ -208,7 +208,9 @@ class Pass:
     def each(self, name: str, tensor: Tensor) -> None:
         """A tensor with one row per request, likewise."""
         if not self.whole:
-            tensor = tensor[torch.tensor(self.chosen).to(tensor.device, non_blocking=True)]
+            # From pinned memory, or the device would be waited for.
+            chosen = torch.tensor(self.chosen, pin_memory=tensor.device.type != "cpu")
+            tensor = tensor[chosen.to(tensor.device, non_blocking=True)]
         self.by_request[name] = self._carrier.carry(tensor, fresh=not self.whole)
 
     def arrived(self) -> None:
@@ -284,7 +286,6 @@ class Recorder:
         self._lock = threading.Lock()
         self._records: dict[int, _Record] = {}
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._wrote, self._unsaid = 0.0, False
         self._closed = False
         self._claim()
         self._write_description()
@@ -294,7 +295,7 @@ class Recorder:
     def _claim(self) -> None:
         folder = self.options.folder
         try:
-            os.makedirs(folder, exist_ok=True)
+            os.makedirs(folder, mode=0o700, exist_ok=True)
             self._folder_lock = os.open(os.path.join(folder, ".lock"), os.O_RDWR | os.O_CREAT, 0o644)
             fcntl.flock(self._folder_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             names = os.listdir(folder)
@@ -330,7 +331,7 @@ class Recorder:
         for i, name in enumerate(requests):
             count = bounds[i + 1] - bounds[i]
             ticket = self._tickets.get(name) if name in self._tickets else self._admit(name)
-            if ticket is not None and self._reserve(ticket, count):
+            if ticket is not None and self._reserve(ticket, count, count * self._row_bytes + self._request_bytes):
                 tickets.append(ticket)
                 chosen.append(i)
         return Pass(self, tickets, chosen, bounds, drafted, len(requests)) if chosen else None
@@ -338,12 +339,13 @@ class Recorder:
     def commit(self, given: Pass) -> None:
         """The pass is complete: on to the writer."""
         given.event = self.carrier.mark()
-        if not self._row_bytes:
-            rows = sum(given.counts)
-            self._row_bytes = _ROW_BYTES + sum(t.nbytes for t in given.by_row.values()) // rows
-            self._request_bytes = sum(t.nbytes for t in given.by_request.values()) // len(given.tickets)
-            self._rows -= rows
-            given.fits = [self._reserve(ticket, count) for ticket, count in zip(given.tickets, given.counts, strict=True)]
+        row = _ROW_BYTES + sum(t.nbytes for t in given.by_row.values()) // sum(given.counts) - self._row_bytes
+        request = sum(t.nbytes for t in given.by_request.values()) // len(given.tickets) - self._request_bytes
+        if row > 0 or request > 0:  # larger than any before: in the first pass, as a rule
+            row, request = max(row, 0), max(request, 0)
+            self._row_bytes, self._request_bytes = self._row_bytes + row, self._request_bytes + request
+            given.fits = [self._reserve(ticket, 0, count * row + request)
+                          for ticket, count in zip(given.tickets, given.counts, strict=True)]
         self._queue.put(given)
 
     def finished(self, request: str) -> None:
@@ -372,10 +374,10 @@ class Recorder:
         self._tickets[name] = ticket
         return ticket
 
-    def _reserve(self, ticket: _Ticket, count: int) -> bool:
+    def _reserve(self, ticket: _Ticket, count: int, size: int) -> bool:
         """Room for more rows of a request; without it the request ends here, since a capture has no gaps."""
         options = self.options
-        size = count * self._row_bytes + self._request_bytes + (0 if ticket.reserved else _FILE_BYTES)
+        size += 0 if ticket.reserved else _FILE_BYTES
         with self._lock:
             if ticket.cut is None:
                 if self._full is not None:
@@ -418,10 +420,7 @@ class Recorder:
                 try:
                     item = self._queue.get(timeout=1.0)
                 except queue.Empty:
-                    # An engine at rest may be left, or killed, at any moment.
-                    self._write_running(final=False)
-                    if self._unsaid:
-                        self._write_description()
+                    self._write_running(final=False)  # an engine at rest may be left, or killed, at any moment
                     continue
                 if isinstance(item, Pass):
                     self._take(item)
@@ -508,14 +507,10 @@ class Recorder:
             captured["tails_cut"] += record.ticket.cut is not None
             for name, value in told.items():
                 captured[name] += value
-            self._write_description(seldom=True)
+            self._write_description()
 
-    def _write_description(self, *, seldom: bool = False) -> None:
+    def _write_description(self) -> None:
         """capture.json: what the engine says of itself, and what was captured so far."""
-        self._unsaid = seldom and time.monotonic() - self._wrote < 1.0
-        if self._unsaid:
-            return
-        self._wrote = time.monotonic()
         path = os.path.join(self.options.folder, "capture.json")
         about = {
             **self.describe, "written_by": f"draftscope inside {VERSION}", "options": dataclasses.asdict(self.options),
@@ -552,9 +547,12 @@ class _Record:
         prompt = len(self.ticket.about.prompt)
         if self._next is None:
             self._next = self.missing = positions[0]
-        if self.ended or positions[0] > self._next:
+        if self.ended:
             # An engine that schedules ahead runs a pass for a request whose end it does not know yet.
             self.after_end += len(ids)
+            return
+        if positions[0] > self._next:
+            self.ticket.cut, self.ended = f"rows before position {positions[0]} were not seen", True
             return
         # After a preemption an engine computes rows again that are here already.
         again = min(self._next - positions[0], kept)
@@ -686,7 +684,10 @@ def _attach(worker: Any) -> None:
         return
     if parallel.data_parallel_size > 1:
         options = dataclasses.replace(options, folder=os.path.join(options.folder, f"dp{parallel.data_parallel_rank}"))
-    describe = _describe_vllm(worker)
+    try:
+        describe = _describe_vllm(worker)
+    except Exception as error:
+        describe = {"engine": "vllm", "description_failed": f"{type(error).__name__}: {error}"}
     k = getattr(speculative, "num_speculative_tokens", None) or 0
     try:
         recorder = Recorder(options, describe, k=k)
@@ -724,6 +725,8 @@ class _Attached:
             raise NotHere("this vLLM runs without speculative decoding")
         if speculative.method != "eagle3":
             raise NotHere(f"its speculative method is {speculative.method}, not eagle3")
+        if getattr(runner, "uses_mrope", False):
+            raise NotHere("its positions have several axes (multimodal rope), which this file does not record")
         self.drafter = _drafter(runner)
         self.model = _unwrapped(getattr(self.drafter, "model", None))
         if not callable(getattr(self.model, "combine_hidden_states", None)):
@@ -740,6 +743,7 @@ class _Attached:
         self.drafted: dict[str, int] = {}
         self.sampled_at: Tensor | None = None  # [R], the row of a pass that each request drafts from
         self.states: list[Tensor] = []
+        self.steps: int | None = None  # drafted in this pass, where the engine varies it
 
     def install(self) -> None:
         recorder, version = self.recorder, str(self.recorder.describe.get("engine_version"))
@@ -777,7 +781,7 @@ class _Attached:
         if recorder.options.draft_states:
             without = self.lacks_states()
             if without is None:
-                if self.which == "V2" and "FULL" in str(recorder.describe["switches"]["cudagraph_mode"]):
+                if self.which == "V2" and "FULL" in str(_get(self.runner, "vllm_config.compilation_config.cudagraph_mode")):
                     recorder.notes.append("steps that vLLM's V2 runner replays as full CUDA graphs are recorded without "
                                           "draft_states and draft_input_ids; for these, serve with -cc.cudagraph_mode=PIECEWISE")
                 self.model.register_forward_hook(lambda module, args, output: self.safely(self.ran, output))
@@ -826,7 +830,7 @@ class _Attached:
         """Before drafting, which overwrites positions and bounds of the batch in place."""
         given = self.signature.bind(*args, **named).arguments
         if not given.get("dummy_run") and not given.get("is_profile"):
-            self.states = []
+            self.states, self.steps = [], given.get("num_speculative_tokens")
             self.read(given)
 
     def _read_v1(self, given: dict[str, Any]) -> None:
@@ -878,7 +882,7 @@ class _Attached:
         if done is not None:
             done.each("drafts", drafts.clone())
             # Fewer calls than drafted tokens: some ran inside a CUDA graph, which only its capture was seen of.
-            if self.states and len(self.states) == drafts.shape[1]:
+            if self.states and len(self.states) == (drafts.shape[1] if self.steps is None else self.steps):
                 done.each("draft_states", torch.stack(self.states, 1))
             self.recorder.commit(done)
 
