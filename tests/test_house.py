@@ -27,6 +27,7 @@ ROOMS = [
     "__main__",
 ]
 LONGEST = 400
+WHOLE = {"inside.py": 1000}  # runs in engines' environments as one file
 
 # Used without an import of ours, or by no name of its own.
 INDIRECT = {
@@ -77,7 +78,7 @@ def test_imports_go_one_way(path: Path) -> None:
 @pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(SOURCE)))
 def test_modules_are_of_one_concept(path: Path) -> None:
     text = path.read_text()
-    assert len(text.splitlines()) <= LONGEST
+    assert len(text.splitlines()) <= WHOLE.get(path.name, LONGEST)
     assert not text.strip() or ast.get_docstring(ast.parse(text)), "a module says what it is for"
 
 
@@ -174,7 +175,7 @@ def shell_lines() -> list[str]:
 
 
 def test_readme_commands_exist() -> None:
-    commands = [line.split()[1:] for line in shell_lines() if line.startswith("draftscope ")]
+    commands = [line.split(" -- ")[0].split()[1:] for line in shell_lines() if line.startswith("draftscope ")]
     assert {words[0] for words in commands} >= set(available())
     for words in commands:
         assert words[0] in available(), f"draftscope {words[0]} is in the README but not in the package"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -87,6 +87,75 @@ def transformers(
         raise typer.Exit(3)
 
 
+@app.command("vllm")
+def vllm(
+    command: Annotated[list[str] | None, typer.Argument(
+        metavar="-- COMMAND...", help="What to run: `vllm serve ...` or a script, in any environment.")] = None,
+    out: Annotated[Path | None, typer.Option(
+        "--out", "-o", metavar="DIR", help="Folder for the capture, one file a request.")] = None,
+    emit: Annotated[Path | None, typer.Option(
+        "--emit", metavar="FILE", help="Write the one file that runs inside the server, to read it or to use it alone.")] = None,
+    max_bytes: Annotated[str, typer.Option(
+        "--max-bytes", metavar="SIZE", help="Budget of all files; what is beyond it is left out. 0 = none.")] = "2GB",
+    max_requests: Annotated[int, typer.Option("--max-requests", min=0, metavar="N", help="Requests at most; 0 = no limit.")] = 0,
+    max_rows: Annotated[int, typer.Option("--max-rows", min=0, metavar="N", help="Rows at most; 0 = no limit.")] = 0,
+    max_seconds: Annotated[float, typer.Option(
+        "--max-seconds", min=0, metavar="S", help="Time from the first pass on; 0 = no limit.")] = 0,
+    share: Annotated[float, typer.Option(
+        "--share", min=0, max=1, metavar="P", help="Share of the requests, chosen by a hash of their ids.")] = 1.0,
+    max_held: Annotated[str, typer.Option(
+        "--max-held", metavar="SIZE", help="Memory for what is not written yet; what is beyond it is left out.")] = "1GB",
+    keep_free: Annotated[str, typer.Option("--keep-free", metavar="SIZE", help="Left free on the disk.")] = "1GB",
+    fc_output: Annotated[bool, typer.Option("--fc-output/--no-fc-output", help="Record what `fc` returned too.")] = True,
+    draft_states: Annotated[bool, typer.Option(
+        "--draft-states/--no-draft-states", help="Record the draft's states too.")] = True,
+    json: JsonOption = None, quiet: QuietOption = False,
+) -> None:
+    """Record what an EAGLE-3 draft receives in vLLM, around a server or a script of yours.
+
+    The command runs as it would without this, and gives its exit code; the file that runs inside it says in its head what it
+    does. Budget and disk never change what is served. Exit code 3: the command ended well, but there is no capture.
+    """
+    ui = setup(quiet, json=json)
+    from draftscope.engines import launching
+
+    if emit is not None:
+        launching.emit(emit)
+        ui.print(f"wrote {visible(emit)}; its head says how to use it")
+        if not command:
+            return
+    if not command or out is None:
+        raise UsageError("a capture needs --out DIR and a command", remedy="draftscope capture vllm -o DIR -- vllm serve ...")
+    if out.exists() and (not out.is_dir() or any(name.name != ".lock" for name in out.iterdir())):
+        raise UsageError("is not an empty folder", where=str(out), remedy="Name a new one with --out: captures are not mixed")
+    code = launching.run(command, out, ",".join(f"{name}={value}" for name, value in {
+        "max_bytes": parse_bytes(max_bytes), "max_requests": max_requests, "max_rows": max_rows, "max_seconds": max_seconds,
+        "share": share, "max_held": parse_bytes(max_held), "keep_free": parse_bytes(keep_free),
+        "fc_output": "yes" if fc_output else "no", "draft_states": "yes" if draft_states else "no",
+    }.items()))
+    found = [launching.outcome(folder) for folder in (out, *sorted(out.glob("dp*")))]
+    told = [one for one in found if one is not None]
+    ui.write_json({"schema": "draftscope.capture/1", "folder": str(out), "exit_code": code, "captures": told})
+    for one in told:
+        ui.print(f"{_counted(one['captured'])} in {visible(out)}")
+        for note in (*one.get("notes", ()), *filter(None, [one.get("stopped")])):
+            ui.note(str(note))
+    if not told:
+        ui.note("nothing was captured: no vLLM worker with a model came up, or its Python does not see the plugin (its log says)")
+    if code or not any(one["captured"].get("requests") for one in told):
+        raise typer.Exit(code or 3)
+
+
+def _counted(captured: dict[str, Any]) -> str:
+    """The figures of a capture in one line."""
+    said = (f"{count(captured['requests'], 'request')} with {count(captured['rows'], 'row')} and "
+            f"{count(captured['steps'], 'step')}, {captured['bytes'] / 1e6:.1f} MB")
+    if captured["steps"]:
+        said += f"; accept length {1 + captured['accepted'] / captured['steps']:.2f}"
+    left = sum(captured["requests_left_out"].values())
+    if left or captured["tails_cut"]:
+        said += f"; left out {count(left, 'request')}, and {count(captured['rows_cut'], 'row')} of {captured['tails_cut']} others"
+    return said
 app.command("verify")(verify.command)
 
 
