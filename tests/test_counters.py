@@ -409,6 +409,15 @@ def test_files_that_are_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert read_counters(path).length == pytest.approx(3.0)
 
 
+def test_a_log_is_no_json_however_long_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("draftscope.engines.counters.JSON_CHARACTERS", 1000)
+    line = sglang_line([1, 2, 3], "0.5.23")
+    for first in (line, "[info] server_args=ServerArgs(speculative_num_steps=3)"):
+        assert read(tmp_path, "\n".join([first, *[line] * (2 if first != line else 20)])).length == pytest.approx(3.0)
+    with pytest.raises(DraftscopeError, match="is JSON of more than"):
+        read(tmp_path, json.dumps([sglang_answer([1, 2], 0, "0.5.23")] * 9))
+
+
 def test_samples_beyond_any_engines_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("draftscope.engines.prometheus.MOST_SAMPLES", 100)
     text = "\n".join(f'vllm:spec_decode_num_drafts{{engine="{i}"}} 1' for i in range(101))

@@ -16,6 +16,7 @@ Definitions, by release and with their sources, are in `engines/definitions.py`.
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -36,6 +37,8 @@ REMEDY = ("Give /metrics of the server (its address, or saved), its log, its ans
           "`draftscope generate --json` wrote")
 JSON_CHARACTERS = 64 << 20
 DEPTH, NODES = 40, 5_000_000
+_STAMPED = re.compile(r"\[\d{4}-\d\d-\d\d")
+"""How SGLang's log begins: `[2026-01-01 00:00:00 TP0] Decode batch`."""
 ANYONES = ("accept_length", "accept_rate", "per_position")
 
 
@@ -72,8 +75,8 @@ def count(documents: Sequence[Document]) -> Counters:
     settings, scrapes = Settings(), []
     parsed: dict[int, list[Any] | None] = {}
     for number, document in enumerate(documents):
-        text = document.text.lstrip()
-        if text.startswith(("{", "[")) and (found := _json(document)) is not None:
+        text = document.text[:4096].lstrip()
+        if text.startswith(("{", "[")) and not _STAMPED.match(text) and (found := _json(document)) is not None:
             parsed[number] = found
             info = [one for one in found if isinstance(one, dict) and _is_info(one)]
             settings.add(read_settings([json.dumps(one) for one in info], document.where, trusted=True))
@@ -150,7 +153,11 @@ def _json(document: Document) -> list[Any] | None:
     Raises:
         DraftscopeError: JSON, but not to its end.
     """
+    # A log may begin with a bracket.
+    log = any(mark in document.text for mark in ("Decode batch", vllm_counts.LINE, "server_args="))
     if len(document.text) > JSON_CHARACTERS:
+        if log:
+            return None
         raise DraftscopeError(f"is JSON of more than {JSON_CHARACTERS >> 20} MiB", where=document.where,
                               remedy="Give fewer answers")
     try:
@@ -165,10 +172,7 @@ def _json(document: Document) -> list[Any] | None:
             return [json.loads(line) for line in lines]
         except (ValueError, RecursionError):
             pass
-    # A log may begin with a bracket: `[2026-01-01 00:00:00 TP0] Decode batch`.
-    if document.text.lstrip().startswith("[") and any(mark in document.text for mark in ("accept len:", vllm_counts.LINE)):
-        return None
-    if "server_args=" in document.text[: 1 << 20]:
+    if log:
         return None
     raise DraftscopeError(f"is no JSON ({first})", where=document.where, remedy=REMEDY)
 

@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 from draftscope.engines.definitions import Shape, Version, version
 from draftscope.text import visible
 
-ARGUMENTS = re.compile(
-    r"server_args=|non-default args|launch_server|sglang serve|vllm serve|vllm\.entrypoints|SpeculativeConfig\(|"
-    r"args: Namespace\(|Initializing a V[01] LLM engine|vLLM API server version|"
-    r"^\s*(?:[+$]\s+)?(?:export\s+|declare\s+-x\s+|env\s+)?SGLANG_SIMULATE_ACC")
+ARGUMENTS = ("server_args=", "non-default args", "launch_server", "sglang serve", "vllm serve", "vllm.entrypoints",
+             "SpeculativeConfig(", "args: Namespace(", "LLM engine (v", "vLLM API server version")
+ENVIRONMENT = re.compile(r"\s{0,80}(?:[+$]\s+)?(?:export\s+|declare\s+-x\s+|env\s+)?SGLANG_SIMULATE_ACC")
 REQUEST = re.compile(r"[Rr]eceived request|prompt\s*[:=]|\"messages\"")
 NUMBERS = (
     "speculative_num_draft_tokens", "speculative_num_steps", "speculative_eagle_topk", "speculative_accept_threshold_single",
@@ -94,7 +93,7 @@ def read_settings(lines: Iterable[str], where: str, *, trusted: bool = False) ->
     """
     settings = Settings()
     for line in lines:
-        if not trusted and (REQUEST.search(line) or not ARGUMENTS.search(line)):
+        if not trusted and not _own(line):
             continue
         for pattern in _VERSIONS:
             if found := pattern.search(line):
@@ -103,6 +102,12 @@ def read_settings(lines: Iterable[str], where: str, *, trusted: bool = False) ->
             for match in pattern.finditer(line):
                 settings.found[key], settings.where[key] = match[1], where
     return settings
+
+
+def _own(line: str) -> bool:
+    """Whether a log's line tells the server's arguments or environment."""
+    told = any(mark in line for mark in ARGUMENTS) or ("SGLANG_SIMULATE_ACC" in line and ENVIRONMENT.match(line) is not None)
+    return told and REQUEST.search(line) is None
 
 
 def distortions(settings: Settings) -> list[Distortion]:
