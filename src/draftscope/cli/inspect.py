@@ -94,8 +94,9 @@ def _here(ui: Ui, paths: list[str], options: dict[str, Any]) -> Iterator[Answer 
     from draftscope.inspecting.inspect import inspect_path
     from draftscope.states.places import place
 
-    for path in map(place, paths):
+    for given in paths:
         try:
+            path = place(given)
             with ui.progress(f"reading {path.name}", unit="files") as advance:
                 answer = inspect_path(path, **options, on_item=advance)
         except UsageError:

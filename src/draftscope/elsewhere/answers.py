@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
 from safetensors import SafetensorError
@@ -21,9 +21,11 @@ from draftscope.inspecting.figures import Inspected
 from draftscope.inspecting.inspect import Answer, judged
 from draftscope.inspecting.measure import Pass
 from draftscope.inspecting.norms import Slots
-from draftscope.inspecting.placing import Knowledge
 from draftscope.scan.fingerprint import Fingerprint, load_fingerprint
 from draftscope.states.types import Sample, Skipped, Trace
+
+if TYPE_CHECKING:
+    from draftscope.inspecting.placing import Knowledge
 
 BEGINNINGS = "the target was held against the first 2,048 rows at most, 512 of one sequence"
 
