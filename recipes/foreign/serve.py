@@ -12,6 +12,7 @@ import argparse
 import importlib.util
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,8 @@ INSIDE = Path(__file__).parents[2] / "src" / "draftscope" / "engines" / "inside.
 
 
 def capture_into(folder: Path) -> None:
-    """What the plugin does in a server: the file alone, without draftscope."""
+    """What the plugin does in a server: the file alone, without draftscope. What an earlier run left there is removed."""
+    shutil.rmtree(folder, ignore_errors=True)
     os.environ |= {"DRAFTSCOPE_CAPTURE": str(folder), "DRAFTSCOPE_CAPTURE_OPTIONS": "keep_free=0"}
     spec = importlib.util.spec_from_file_location("inside", INSIDE)
     assert spec is not None and spec.loader is not None
@@ -37,7 +39,10 @@ def capture_into(folder: Path) -> None:
 
 def check(folder: Path, said: list[list[int]]) -> None:
     """Every request's tokens, as its rows have them, are a prompt and an answer that vLLM gave."""
-    for path in sorted(folder.glob("*.safetensors")):
+    paths = sorted(folder.glob("*.safetensors"))
+    if len(paths) != len(said):
+        raise SystemExit(f"{folder} has {len(paths)} requests of {len(said)}: {(folder / 'capture.json').read_text()}")
+    for path in paths:
         with safe_open(path, "pt") as file:
             kept = file.get_tensor("token_ids")[file.get_tensor("accepted")].tolist()
             if "prefix_token_ids" in file.keys():  # noqa: SIM118
