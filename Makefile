@@ -4,7 +4,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/pytest -q -n 2 --dist worksteal
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-embedded test-remote test-foreign test-vllm test-peers test-sglang lint draft bench-generate schemas lock clean
+.PHONY: help venv demo test test-embedded test-remote test-foreign test-vllm test-peers test-sglang lint draft bench-generate bench-capture schemas lock clean
 WORK ?= $(HOME)/.cache/draftscope/embedded-train
 
 help: ## what there is to make
@@ -53,6 +53,10 @@ draft: .venv/ready ## train the embedded draft again, hours on two cores (WORK=D
 
 bench-generate: .venv/ready ## speculation against plain decoding, in tokens a second
 	$(BIN)/python bench/bench_generate.py $(ARGS)
+
+bench-capture: .venv/ready ## what a capture costs a vLLM server, interleaved in one run
+	@scripts/env-vllm "$(PYTHON)"
+	$(BIN)/python bench/bench_capture.py $(ARGS)
 
 schemas: .venv/ready ## the JSON schemas that the package publishes
 	$(BIN)/python scripts/schemas

@@ -280,6 +280,7 @@ class Recorder:
             "requests": 0, "unfinished": 0, "rows": 0, "bytes": 0, "steps": 0, "accepted": 0, "rows_rejected": 0,
             "prefix_rows_missing": 0, "rows_recomputed": 0, "rows_after_end": 0, "tails_cut": 0, "rows_cut": 0,
             "steps_without_draft_states": 0, "rows_without_draft_inputs": 0, "requests_left_out": {},
+            "engine_seconds": 0.0,  # on the engine's thread
         }
         self._tickets: dict[str, _Ticket | None] = {}  # None = left out
         self._abouts: dict[str, About] = {}
@@ -804,11 +805,13 @@ class _Attached:
 
     def safely(self, call: Callable[..., None], *args: Any) -> None:
         if self.recorder.stopped is None:
+            begun = time.perf_counter()
             try:
                 call(*args)
             except Exception as error:
                 self.open = None
                 self.recorder.stop(f"{type(error).__name__} in {call.__name__}: {error}")
+            self.recorder.captured["engine_seconds"] += time.perf_counter() - begun
 
     def scheduled(self, output: Any) -> None:
         for name in output.finished_req_ids:
