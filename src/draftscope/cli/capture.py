@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from draftscope.cli import verify
-from draftscope.cli.common import JsonOption, QuietOption, ThreadsOption, keep, setup
+from draftscope.cli.common import JsonOption, QuietOption, ThreadsOption, Ui, keep, setup
 from draftscope.cli.generate import (
     BoundariesOption,
     DraftOption,
@@ -95,6 +95,13 @@ def vllm(
         "--out", "-o", metavar="DIR", help="Folder for the capture, one file a request.")] = None,
     emit: Annotated[Path | None, typer.Option(
         "--emit", metavar="FILE", help="Write the one file that runs inside the server, to read it or to use it alone.")] = None,
+    sweep: Annotated[Path | None, typer.Option(
+        "--sweep", metavar="STATES", help="Instead of serving, run the target over the tokens of this capture or training data "
+        "and keep every boundary: a reference for targets that nothing else can run.")] = None,
+    target: Annotated[str | None, typer.Option("--target", metavar="MODEL", help="Of --sweep, as vLLM takes it.")] = None,
+    python: Annotated[str, typer.Option("--python", metavar="PATH", help="Of --sweep: the Python that has vLLM.")] = "python3",
+    tokens: Annotated[int, typer.Option("--tokens", min=1, metavar="N", help="Tokens of --sweep at most.")] = 4096,
+    engine: Annotated[str, typer.Option("--engine", metavar="JSON", help="Of --sweep: further arguments of vLLM's LLM.")] = "{}",
     max_bytes: Annotated[str, typer.Option(
         "--max-bytes", metavar="SIZE", help="Budget of all files; what is beyond it is left out. 0 = none.")] = "2GB",
     max_requests: Annotated[int, typer.Option("--max-requests", min=0, metavar="N", help="Requests at most; 0 = no limit.")] = 0,
@@ -124,6 +131,9 @@ def vllm(
         ui.print(f"wrote {visible(emit)}; its head says how to use it")
         if not command:
             return
+    if sweep is not None:
+        _sweep(ui, sweep, out, target, python, tokens, engine)
+        return
     if not command or out is None:
         raise UsageError("a capture needs --out DIR and a command", remedy="draftscope capture vllm -o DIR -- vllm serve ...")
     if out.exists() and (not out.is_dir() or any(name.name != ".lock" for name in out.iterdir())):
@@ -144,6 +154,24 @@ def vllm(
         ui.note("nothing was captured: no vLLM worker with a model came up, or its Python does not see the plugin (its log says)")
     if code or not any(one["captured"].get("requests") for one in told):
         raise typer.Exit(code or 3)
+
+
+def _sweep(ui: Ui, states: Path, out: Path | None, target: str | None, python: str, tokens: int, engine: str) -> None:
+    from draftscope.engines.sweeping import sweep_by_vllm, tokens_of
+    from draftscope.states.opening import open_source
+
+    if out is None or target is None:
+        raise UsageError("a sweep needs --out DIR and --target MODEL",
+                         remedy="draftscope capture vllm --sweep capture/ -o sweep/ --target MODEL --python VLLM/bin/python")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UsageError("is not an empty folder", where=str(out), remedy="Name a new one with --out")
+    sequences = tokens_of(open_source(states), tokens)
+    if not sequences:
+        raise UsageError("holds no tokens from a sequence's first on", where=str(states))
+    files = sweep_by_vllm(python, target, sequences, out, engine)
+    ui.print(f"{count(files, 'sequence')} of {count(sum(map(len, sequences)), 'token')} at every boundary in {visible(out)}; "
+             f"diagnose takes it with --sweep")
+    ui.write_json({"schema": "draftscope.sweep/1", "folder": str(out), "sequences": files, "tokens": sum(map(len, sequences))})
 
 
 def _counted(captured: dict[str, Any]) -> str:

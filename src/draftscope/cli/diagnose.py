@@ -34,6 +34,9 @@ def command(
             "--target", metavar="DIR", help="The target: a folder with weights, or only its embedding, final norm and head."
         ),
     ] = None,
+    sweep: Annotated[str | None, typer.Option(
+        "--sweep", metavar="DIR", help="Every boundary of the target over these tokens, recorded by an engine (capture vllm "
+        "--sweep): for a target that cannot be run here.")] = None,
     metrics: Annotated[
         list[str] | None,
         typer.Option(
@@ -96,6 +99,7 @@ def command(
         serve=at(serve),
         draft=at(draft),
         target=at(target),
+        sweep=at(sweep),
         metrics=metrics or None,
         metrics_window=metrics_window,
         url=url,

@@ -17,6 +17,7 @@ from draftscope.states.places import Place, Remote
 from draftscope.states.types import Sample, Sequence, Source, Trace, from_sample, from_trace
 from draftscope.target.model import Target, load_target
 from draftscope.target.parts import TargetParts, read_parts
+from draftscope.target.recorded import RecordedSweep
 
 INTEGRITY_BYTES = 512 << 20
 LONGEST = 1024
@@ -28,6 +29,7 @@ class Inputs:
 
     Attributes:
         target: a folder with weights, or with only the target parts.
+        sweep: every boundary of the target over the tokens in question, recorded by an engine (`target.recorded`).
         metrics: what tells the engine's own counts, one or several as `engines.counters.read_counters` takes them: files, or a
             server's address; metrics_window: seconds between two scrapes of an address, 0 = one.
         url: a running server, asked for greedy answers; prompts: fresh ones for it, beside those of the training data; requests
@@ -43,6 +45,7 @@ class Inputs:
     serve: Place | None = None
     draft: Place | None = None
     target: Place | None = None
+    sweep: Place | None = None
     metrics: Path | str | Several[Path | str] | None = None
     metrics_window: float = 0.0
     url: str | None = None
@@ -91,7 +94,11 @@ class Selected:
 
 @dataclass(slots=True)
 class Case:
-    """Everything opened. `target` is None where only its parts are at hand."""
+    """Everything opened.
+
+    Attributes:
+        target: None where only its parts are at hand; recorded: its states at every boundary, where an engine made them.
+    """
 
     inputs: Inputs
     train: Selected | None = None
@@ -99,6 +106,7 @@ class Case:
     serve: Selected | None = None
     checkpoint: Checkpoint | None = None
     target: Target | None = None
+    recorded: RecordedSweep | None = None
     parts: TargetParts | None = None
     k: int = 3
     notes: list[str] = field(default_factory=list)
@@ -144,9 +152,30 @@ def open_case(inputs: Inputs, report: Callable[[str], None] = lambda _: None) ->
         if slots is None and case.train is not None and case.train.sequences:
             slots = int(case.train.sequences[0].features.shape[1])
         case.serve = _select(inputs.serve, "traces", inputs, slots, width)
+    if inputs.sweep is not None:
+        _take_sweep(case, inputs.sweep)
     claimed = None if case.serve is None else case.serve.meta.get("num_spec_tokens")
     case.k = inputs.k or (claimed if isinstance(claimed, int) and 0 < claimed <= 16 else 3)
     return case
+
+
+def _take_sweep(case: Case, folder: Place) -> None:
+    """Open a recorded sweep; sequences are cut to what it covers."""
+    if case.parts is None:
+        raise UsageError("a recorded sweep needs the target's parts", where=str(folder),
+                         remedy="Give --target: a folder with its config.json, embedding, final norm and head is enough")
+    case.recorded = RecordedSweep(folder, case.parts)
+    for name, selected in (("training states", case.train), ("capture", case.serve)):
+        if selected is None:
+            continue
+        rows = {s.name: case.recorded.covered(s.token_ids[: s.rows]) for s in selected.sequences}
+        cut = [_head(s, rows[s.name]) for s in selected.sequences if rows[s.name] > 1]
+        if cut:
+            left = selected.rows - sum(s.rows for s in cut)
+            selected.sequences, selected.rows_left_out = cut, selected.rows_left_out + left
+            case.notes.append(f"sweep: covers {selected.rows} rows of the {name}" + (f"; {left} were left out" if left else ""))
+        else:
+            case.notes.append(f"sweep: covers no row of the {name}")
 
 
 def _has_layers(folder: Place) -> bool:

@@ -17,6 +17,7 @@ from draftscope.faults.measurements import TRAINED
 from draftscope.findings import Placed
 from draftscope.scan.fingerprint import Fingerprint
 from draftscope.scan.scan import add_sequence
+from draftscope.target.recorded import RecordedSweep
 
 if TYPE_CHECKING:
     from draftscope.diagnose.run import Examination
@@ -32,7 +33,7 @@ CLEAR = 0.5
 def place(examination: Examination) -> None:
     """Place both sides, decide what the slots should hold, and set up the ladder."""
     case, m = examination.case, examination.m
-    if case.target is not None:
+    if case.target is not None or case.recorded is not None:
         _by_sweep(examination)
     else:
         examination.next.append("give the target's weights (--target): running it over the same tokens places every slot")
@@ -56,11 +57,12 @@ def place(examination: Examination) -> None:
 
 def _by_sweep(examination: Examination) -> None:
     """The target run over the same tokens: every slot against every boundary."""
-    case, m, target = examination.case, examination.m, examination.case.target
+    case, m = examination.case, examination.m
+    target = case.recorded or case.target
     assert target is not None
     wanted = {b for b in (m.expected or ()) if 0 <= b <= target.layers} | set(default_boundaries(target.layers))
     for facts, selected in ((m.train, case.train), (m.serve, case.serve)):
-        if facts is None or selected is None:
+        if facts is None or selected is None or (case.recorded is not None and not _covered(case.recorded, selected)):
             continue
         what = "training states" if facts.name == "train" else "capture"
         examination.report(f"running the target over {selected.rows} tokens of the {what}")
@@ -71,6 +73,10 @@ def _by_sweep(examination: Examination) -> None:
         wanted |= {p.boundary for p in facts.slots if p.boundary is not None and p.kind == "stream" and p.norm == "pre"}
         held = ", ".join(_words(p) for p in facts.slots)
         examination.steps.append(f"{facts.name} slots placed against {target.layers + 1} boundaries: {held}")
+
+
+def _covered(recorded: RecordedSweep, selected: Selected) -> bool:
+    return all(recorded.covered(s.token_ids[: s.rows]) == s.rows for s in selected.sequences)
 
 
 def _by_parts(examination: Examination) -> None:

@@ -14,6 +14,7 @@ from draftscope.compare.placement import Placer
 from draftscope.diagnose.case import Selected
 from draftscope.faults.measurements import NonFinite, SideFacts, SideName
 from draftscope.target.model import Target
+from draftscope.target.recorded import RecordedSweep
 from draftscope.target.sweep import sweep
 
 HALVES_FROM = 16
@@ -51,7 +52,7 @@ class SweptSide:
 
 
 def sweep_side(
-    target: Target, selected: Selected, keep: tuple[int, ...], on_tokens: Callable[[int], None] | None = None
+    target: Target | RecordedSweep, selected: Selected, keep: tuple[int, ...], on_tokens: Callable[[int], None] | None = None
 ) -> SweptSide:
     """Run the target over a side's tokens once: place every slot, and keep its own states at some boundaries.
 
@@ -62,7 +63,9 @@ def sweep_side(
     result = SweptSide([], keep)
     by_name = {sequence.name: sequence for sequence in selected.sequences}
     items = [(name, sequence.token_ids[: sequence.rows]) for name, sequence in by_name.items()]
-    for swept in sweep(target, items, partial=True, on_tokens=on_tokens):
+    found = target.sweep(items, on_tokens=on_tokens) if isinstance(target, RecordedSweep) else sweep(
+        target, items, partial=True, on_tokens=on_tokens)
+    for swept in found:
         sequence = by_name[swept.name]
         slots = sequence.features.float()
         if sequence.last is not None:
