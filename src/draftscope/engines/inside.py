@@ -32,6 +32,7 @@ import fcntl
 import functools
 import importlib
 import importlib.abc
+import importlib.metadata
 import inspect
 import itertools
 import json
@@ -1070,7 +1071,12 @@ def _around(inner: Callable[..., Any], handler: str) -> Callable[..., Any]:
         if attached is None or attached.recorder.stopped is not None:
             return inner(self, *args, **named)
         given: dict[str, Any] = {}
-        attached.safely(lambda: given.update(signature.bind(self, *args, **named).arguments))
+
+        def bind() -> None:
+            given.update(signature.bind(self, *args, **named).arguments)
+            given["batch"] = list(given.values())[1]  # `model_worker_batch` in some
+
+        attached.safely(bind)
         before, after = getattr(attached, handler), getattr(attached, handler + "_done", None)
         attached.safely(before, given)
         try:
@@ -1110,9 +1116,9 @@ def _attach_sglang(worker: Any) -> _SGLang | None:
         options = dataclasses.replace(options, folder=os.path.join(options.folder, f"dp{group}"))
     attached = _SGLang(worker)
     recorder = Recorder(options, _describe_sglang(worker), k=attached.nodes - 1, log=_SGLANG_LOG)
-    atexit.register(recorder.close)
-    multiprocessing.util.Finalize(None, recorder.close, exitpriority=0)
     attached.install(recorder)
+    atexit.register(attached.close)
+    multiprocessing.util.Finalize(None, attached.close, exitpriority=0)
     for note in recorder.notes:
         _SGLANG_LOG.warning("draftscope capture: %s", note)
     _SGLANG_LOG.info("draftscope captures into %s: layers_to_capture %s", options.folder, recorder.describe.get("layer_ids"))
@@ -1245,6 +1251,10 @@ class _SGLang:
             if name not in but and ((request := known()) is None or request.finished()):
                 self.following.pop(name, None)
                 self.recorder.finished(name)
+
+    def close(self) -> None:
+        self.poll()
+        self.recorder.close()
 
     # Prefill, the same in both kinds of worker.
 
@@ -1445,8 +1455,8 @@ def _describe_sglang(worker: Any) -> dict[str, Any]:
     hot = getattr(draft, "hot_token_id", None)
     algorithm = str(getattr(worker.speculative_algorithm, "name", worker.speculative_algorithm))
     try:
-        version: Any = importlib.import_module("importlib.metadata").version("sglang")
-    except Exception:
+        version: Any = importlib.metadata.version("sglang")
+    except importlib.metadata.PackageNotFoundError:
         version = getattr(sys.modules.get("sglang"), "__version__", None)
     fields = [
         "speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens", "speculative_token_map",
