@@ -174,7 +174,7 @@ def shell_lines() -> list[str]:
 
 
 def test_readme_commands_exist() -> None:
-    commands = [line.split()[1:] for line in shell_lines() if line.startswith("draftscope ")]
+    commands = [line.split(" -- ")[0].split()[1:] for line in shell_lines() if line.startswith("draftscope ")]
     assert {words[0] for words in commands} >= set(available())
     for words in commands:
         assert words[0] in available(), f"draftscope {words[0]} is in the README but not in the package"

@@ -89,15 +89,17 @@ class _Run:
         features = torch.zeros(shape, dtype=self.draft.dtype)
         self.tokens = torch.zeros(len(self.batch), self.span + self.k, dtype=torch.int64)
         self.positions = torch.zeros(len(self.batch), self.span, dtype=torch.int64)
+        given = torch.zeros(len(self.batch), self.span, dtype=torch.int64)
         for i, one in enumerate(self.batch):
             length = min(self.span, one.finite)
             features[i, :length] = one.sequence.features[:length].to(features.dtype)
             text = one.sequence.token_ids[: self.span + self.k]
             self.tokens[i, : len(text)] = text
             self.positions[i, :length] = one.sequence.positions[:length]
+            inputs = one.sequence.draft_inputs(self.span)
+            given[i, : len(inputs)] = inputs
         mask = StepMask.of(config)
-        embeds = self.draft.embed(self.tokens[:, 1 : self.span + 1])
-        first = self.draft(self.draft.project(features), embeds, self.positions, mask)
+        first = self.draft(self.draft.project(features), self.draft.embed(given), self.positions, mask)
         del features
         piece = max(1, _SCORES // (len(self.batch) * config.num_attention_heads * self.span))
         for places in self.places.split(piece, 1):

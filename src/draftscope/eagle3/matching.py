@@ -122,11 +122,12 @@ class Matcher:
                 f"states have {slots} slots of width {width}, the draft takes {config.slots} of {config.target_hidden_size}",
                 where=sequence.name, remedy="These states are of another target, or the draft is",
             )
-        beyond = ((sequence.token_ids < 0) | (sequence.token_ids >= config.vocab_size)).nonzero().squeeze(-1)
-        if len(beyond):
+        for ids in (sequence.token_ids, sequence.inputs):
+            if ids is None or not len(beyond := ((ids < 0) | (ids >= config.vocab_size)).nonzero().squeeze(-1)):
+                continue
             row = int(beyond[0])
             raise DraftscopeError(
-                f"token id {int(sequence.token_ids[row])} is outside the draft's target vocabulary of {config.vocab_size}",
+                f"token id {int(ids[row])} is outside the draft's target vocabulary of {config.vocab_size}",
                 where=f"{sequence.name}, row {row}", remedy="The draft belongs to another target, or the file is damaged",
             )
         if sequence.last is not None and self.parts is not None and sequence.last.shape[1] != self.parts.head.shape[1]:

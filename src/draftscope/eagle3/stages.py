@@ -93,9 +93,8 @@ def _one(draft: Draft, sequence: Sequence, maps: dict[str, Tensor], figures: Fig
     placed = ((steps.start >= 0) & (steps.start < usable)).nonzero().squeeze(-1)
     if not len(placed):
         return 0
-    tokens = sequence.token_ids
     mask = StepMask.of(draft.config)
-    output = draft(hidden[None], draft.embed(tokens[1 : usable + 1])[None], sequence.positions[None, :usable], mask)[0]
+    output = draft(hidden[None], draft.embed(sequence.draft_inputs(usable))[None], sequence.positions[None, :usable], mask)[0]
     starts, states = steps.start[placed], steps.states[placed].to(dtype)
     _add(figures, "layer", relative_error(output[starts], states[:, 0]))
     if steps.drafted is not None:

@@ -283,7 +283,7 @@ class Recorder:
         self.captured: dict[str, Any] = {
             "requests": 0, "unfinished": 0, "rows": 0, "bytes": 0, "steps": 0, "accepted": 0, "rows_rejected": 0,
             "prefix_rows_missing": 0, "rows_recomputed": 0, "rows_after_end": 0, "tails_cut": 0, "rows_cut": 0,
-            "steps_without_draft_states": 0, "requests_left_out": {},
+            "steps_without_draft_states": 0, "rows_without_draft_inputs": 0, "requests_left_out": {},
         }
         self._tickets: dict[str, _Ticket | None] = {}  # None = left out
         self._abouts: dict[str, About] = {}
@@ -293,7 +293,7 @@ class Recorder:
         self._lock = threading.Lock()
         self._records: dict[int, _Record] = {}
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._wrote = 0.0
+        self._wrote, self._unsaid = 0.0, False
         self._closed = False
         self._claim()
         self._write_description()
@@ -429,7 +429,10 @@ class Recorder:
                 except queue.Empty:
                     if self.idle is not None:
                         self.idle()
-                    self._write_running(final=False)  # an engine at rest may be left at any moment
+                    # An engine at rest may be left, or killed, at any moment.
+                    self._write_running(final=False)
+                    if self._unsaid:
+                        self._write_description()
                     continue
                 if isinstance(item, Pass):
                     self._take(item)
@@ -444,6 +447,7 @@ class Recorder:
             self.stop(f"{type(error).__name__}: {error}")
         self._records.clear()
         self._write_description()
+        os.close(self._folder_lock)
         self.log.info("draftscope capture: %s", json.dumps(self.captured))
 
     def _take(self, given: Pass) -> None:
@@ -527,7 +531,8 @@ class Recorder:
 
     def _write_description(self, *, seldom: bool = False) -> None:
         """capture.json: what the engine says of itself, and what was captured so far."""
-        if seldom and time.monotonic() - self._wrote < 1.0:
+        self._unsaid = seldom and time.monotonic() - self._wrote < 1.0
+        if self._unsaid:
             return
         self._wrote = time.monotonic()
         path = os.path.join(self.options.folder, "capture.json")
@@ -616,12 +621,13 @@ class _Record:
             "steps": len(self.counts), "accepted": sum(self.counts), "rows_rejected": self.accepted.count(0),
             "prefix_rows_missing": self.missing, "rows_recomputed": self.recomputed, "rows_after_end": self.after_end,
             "steps_without_draft_states": sum(state is None for state in self.states),
+            "rows_without_draft_inputs": len(self.token_ids) - sum(map(len, self.rows.get("draft_input_ids", ()))),
         }
 
     def columns(self) -> dict[str, Column]:
         rows = (len(self.token_ids),)
         # What some passes had and others had not (`fc` inside a CUDA graph) is no column.
-        found = {name: Column.of(pieces) for name, pieces in self.rows.items() if sum(map(len, pieces)) == len(self.token_ids)}
+        found = {name: Column.of(pieces) for name, pieces in self.rows.items() if sum(map(len, pieces)) == rows[0]}
         found |= {
             "token_ids": Column("I64", rows, [self.token_ids]), "positions": Column("I64", rows, [self.positions]),
             "phase": Column("U8", rows, [self.phase]), "step": Column("I64", rows, [self.step]),
@@ -811,6 +817,9 @@ class _Attached:
         if recorder.options.draft_states:
             without = self.lacks_states()
             if without is None:
+                if self.which == "V2" and "FULL" in str(recorder.describe["switches"]["cudagraph_mode"]):
+                    recorder.notes.append("steps that vLLM's V2 runner replays as full CUDA graphs are recorded without "
+                                          "draft_states and draft_input_ids; for these, serve with -cc.cudagraph_mode=PIECEWISE")
                 self.model.register_forward_hook(lambda module, args, output: self.safely(self.ran, output))
             else:
                 recorder.notes.append(f"draft_states are left out: {without}")

@@ -13,21 +13,21 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
-from importlib import resources
+from importlib import metadata, resources
 from pathlib import Path
 from typing import Any
 
-import draftscope
 from draftscope.errors import DraftscopeError, UsageError
 
 MODULE = "draftscope_capture"
+VERSION = metadata.version("draftscope")
 DIRECTORY, OPTIONS = "DRAFTSCOPE_CAPTURE", "DRAFTSCOPE_CAPTURE_OPTIONS"
 
 
 def source() -> str:
     """The part that runs inside, headed by its version."""
     text = resources.files("draftscope.engines").joinpath("inside.py").read_text(encoding="utf-8")
-    return f"# draftscope {draftscope.__version__}: a copy of its engines/inside.py (Apache-2.0)\n{text}"
+    return f"# draftscope {VERSION}: a copy of its engines/inside.py (Apache-2.0)\n{text}"
 
 
 def emit(path: Path) -> None:
@@ -47,9 +47,9 @@ def emit(path: Path) -> None:
 def lay_out(folder: Path) -> None:
     """The copy and the metadata that make it a plugin, in a folder for PYTHONPATH."""
     emit(folder / f"{MODULE}.py")
-    beside = folder / f"{MODULE}-{draftscope.__version__}.dist-info"
+    beside = folder / f"{MODULE}-{VERSION}.dist-info"
     beside.mkdir()
-    (beside / "METADATA").write_text(f"Metadata-Version: 2.1\nName: draftscope-capture\nVersion: {draftscope.__version__}\n")
+    (beside / "METADATA").write_text(f"Metadata-Version: 2.1\nName: draftscope-capture\nVersion: {VERSION}\n")
     (beside / "entry_points.txt").write_text(f"[vllm.general_plugins]\n{MODULE} = {MODULE}:register\n")
 
 

@@ -59,6 +59,8 @@ class Trace:
         positions: [R] int64, or None for 0, 1, ... over accepted rows.
         verified_ids: [R] int64, the token that the target chose after this row, or None.
         last_hidden: [R, Ht] or None; fc_output: [R, H] or None (what `fc` returned).
+        draft_input_ids: [R] int64 or None, the token that the draft was given with the row.
+        prefix_token_ids: [P] int64 or None, tokens before the first row that the server took from its prefix cache.
         draft_token_ids: [steps, K] int64, -1 padded; draft_parents: [steps, K] or None for a chain.
         accepted_counts: [steps] int64, bonus excluded.
         draft_states: [steps, K, H], draft layer's output before its final norm that produced each drafted id.
@@ -74,6 +76,8 @@ class Trace:
     verified_ids: Tensor | None = None
     last_hidden: Tensor | None = None
     fc_output: Tensor | None = None
+    draft_input_ids: Tensor | None = None
+    prefix_token_ids: Tensor | None = None
     draft_token_ids: Tensor | None = None
     draft_parents: Tensor | None = None
     accepted_counts: Tensor | None = None
@@ -112,6 +116,7 @@ class Sequence:
         positions: [T] int64.
         steps: recorded verify steps of a trace, else None.
         fc_output: [T, H] or None.
+        inputs: [T] int64, the token that the draft was given with row t; None = token t + 1.
     """
 
     name: str
@@ -122,6 +127,14 @@ class Sequence:
     positions: Tensor
     steps: Steps | None = None
     fc_output: Tensor | None = None
+    inputs: Tensor | None = None
+
+    def draft_inputs(self, rows: int) -> Tensor:
+        """[rows] the tokens that the draft is given with the first rows: those recorded, else the text shifted by one."""
+        given = self.token_ids[1 : rows + 1]
+        if self.inputs is None:
+            return given
+        return torch.cat([self.inputs[:rows], given[len(self.inputs) :]])
 
     @property
     def rows(self) -> int:
@@ -160,6 +173,7 @@ def from_trace(trace: Trace, slots: int) -> Sequence:
         last=None if trace.last_hidden is None else trace.last_hidden[kept],
         answer=answer, positions=positions, steps=_place_steps(trace, kept),
         fc_output=None if trace.fc_output is None else trace.fc_output[kept],
+        inputs=None if trace.draft_input_ids is None else trace.draft_input_ids[kept],
     )
 
 
