@@ -4,7 +4,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/pytest -q -n 2 --dist worksteal
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-embedded test-foreign test-vllm test-peers lint draft bench-generate schemas lock clean
+.PHONY: help venv demo test test-embedded test-foreign test-vllm test-peers test-sglang lint draft bench-generate schemas lock clean
 WORK ?= $(HOME)/.cache/draftscope/embedded-train
 
 help: ## what there is to make
@@ -19,12 +19,12 @@ demo: .venv/ready ## the case on the embedded pair: broken, diagnosed, fixed (AR
 	@$(BIN)/draftscope demo $(ARGS)
 
 test: .venv/ready ## the tests that need no engine and no long run
-	$(PYTEST) -m "embedded_quick or not (embedded or vllm or peers)" $(ARGS)
+	$(PYTEST) -m "embedded_quick or not (embedded or vllm or peers or sglang)" $(ARGS)
 
 test-embedded: .venv/ready ## the tests on the embedded pair
 	$(PYTEST) -m embedded $(ARGS)
 
-test-foreign: test-vllm test-peers ## the next two, in environments of their own (some GB)
+test-foreign: test-vllm test-peers test-sglang ## the next three, in environments of their own (some GB)
 
 test-vllm: .venv/ready ## the tests against vLLM
 	@scripts/env-vllm "$(PYTHON)"
@@ -34,6 +34,10 @@ test-peers: .venv/ready ## the tests against speculators, with vLLM
 	@scripts/env-vllm "$(PYTHON)"
 	@scripts/env-speculators "$(PYTHON)"
 	$(PYTEST) -n 0 -m peers $(ARGS)
+
+test-sglang: .venv/ready ## the tests against the workers of released SGLang, whose wheels are only unpacked
+	@scripts/env-sglang "$(BIN)/python"
+	$(PYTEST) -m sglang $(ARGS)
 
 lint: .venv/ready ## ruff and mypy
 	$(BIN)/ruff check
