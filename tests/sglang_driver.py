@@ -27,7 +27,8 @@ import torch
 VOCABULARY, WIDTH, DRAFT_WIDTH = 61, 4, 6
 REAL = ("eagle_worker", "eagle_worker_v2", "eagle_worker_common", "eagle_info", "eagle_info_v2", "eagle_utils", "spec_utils",
         "spec_info", "base_spec_worker")
-REAL_MODULES = {"sglang", "sglang.version", "sglang._version", "sglang.srt", "sglang.srt.speculative", *(f"sglang.srt.speculative.{name}" for name in REAL)}
+REAL_MODULES = {"sglang", "sglang.version", "sglang._version", "sglang.srt", "sglang.srt.speculative",
+                *(f"sglang.srt.speculative.{name}" for name in REAL)}
 
 
 # --- Modules that are not there -----------------------------------------------------------------------------------------
@@ -97,8 +98,6 @@ class Anything(metaclass=Meta):
 
 
 class Stub(types.ModuleType):
-    __path__: list[str] = []
-
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
@@ -311,9 +310,11 @@ class Batch(SimpleNamespace):
             "req_pool_indices": torch.arange(bs), "out_cache_loc": torch.arange(4096), "mamba_track_indices": None,
             "token_to_kv_pool_allocator": SimpleNamespace(free=lambda *a: None, page_size=1),
             "model_config": SimpleNamespace(hidden_size=WIDTH, vocab_size=VOCABULARY, dtype=torch.float32, think_end_id=None),
-            "chunked_req_next_prompt_token": None, "chunked_req": None, "sampling_info": Sampling(bs), "multimodal_inputs": [None] * bs,
+            "chunked_req_next_prompt_token": None, "chunked_req": None, "sampling_info": Sampling(bs),
+            "multimodal_inputs": [None] * bs,
             "capture_hidden_mode": None, "global_num_tokens": None, "input_ids": None, "enable_overlap": True,
-            "decoding_reqs": None, "hisparse_coordinator": None, "spec_algorithm": Algorithm(), "dp_spec_prefill_coordination_metadata": None,
+            "decoding_reqs": None, "hisparse_coordinator": None, "spec_algorithm": Algorithm(),
+            "dp_spec_prefill_coordination_metadata": None,
         }
         super().__init__(**(everything | named))
         self.seq_lens_sum = int(self.seq_lens.sum())
@@ -337,7 +338,8 @@ class Batch(SimpleNamespace):
         """As `ForwardBatch` makes them."""
         own = getattr(self.spec_info, "positions", None)
         if self.forward_mode.name == "EXTEND" or own is None:
-            return torch.cat([torch.arange(p, p + n) for p, n in zip(_list(self.prefix_lens), _list(self.extend_lens), strict=True)])
+            spans = zip(_list(self.prefix_lens), _list(self.extend_lens), strict=True)
+            return torch.cat([torch.arange(start, start + n) for start, n in spans])
         return own
 
     def maybe_evict_swa(self) -> None:
@@ -503,7 +505,8 @@ def equip(worker: Any, plan: dict[str, Any], target: Target, draft: Draft) -> No
         draft_attn_backend=SimpleNamespace(attn_backends=[Anything()] * 8, init_forward_metadata=lambda batch: None),
         token_to_kv_pool_allocator=SimpleNamespace(free=lambda *a: None, page_size=1, get_kvcache=lambda: None),
         adaptive_controller=None, draft_extend_attn_backend=None,
-        req_to_token_pool=Anything(), plan_stream=None, plan_stream_ctx=contextlib.nullcontext(), model_config=target.model_config,
+        req_to_token_pool=Anything(), plan_stream=None, plan_stream_ctx=contextlib.nullcontext(),
+        model_config=target.model_config,
         draft_tp_context=lambda *a: contextlib.nullcontext(), index_share_for_mtp_iteration=False,
         seed_dsa_topk_from_draft_extend=False, parallel_layout=SimpleNamespace(local_dp=True, tp_group=None),
         enable_dp_spec_prefill_coordination=False, _hosts_draft=True,
@@ -524,7 +527,7 @@ def kernels() -> None:
     }
     for module in modules:
         for name, loop in loops.items():
-            if name in vars(module) or name.startswith("sgl_build") and module.__name__.endswith("eagle_utils"):
+            if name in vars(module) or (name.startswith("sgl_build") and module.__name__.endswith("eagle_utils")):
                 setattr(module, name, loop)
         if "verify_tree_greedy_func" in vars(module):
             module.verify_tree_greedy_func = verify_greedy
@@ -583,8 +586,8 @@ def run_v1(plan: dict[str, Any]) -> dict[str, Any]:
         carried = batch
     if len(carried.reqs) < len(requests):
         raise SystemExit("plan: all prompts must end in one chunk")
-    batch = Batch(requests, forward_mode=MODES.DECODE, seq_lens=carried.seq_lens.clone(), seq_lens_cpu=carried.seq_lens_cpu.clone(),
-                  spec_info=carried.spec_info)
+    batch = Batch(requests, forward_mode=MODES.DECODE, seq_lens=carried.seq_lens.clone(),
+                  seq_lens_cpu=carried.seq_lens_cpu.clone(), spec_info=carried.spec_info)
     while batch.reqs:
         worker.forward_batch_generation(batch)
         keep = [i for i, request in enumerate(batch.reqs) if not request.finished()]
