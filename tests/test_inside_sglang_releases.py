@@ -6,6 +6,7 @@ draft's guesses, and a count how many of them the toy target follows.
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
@@ -18,6 +19,7 @@ import torch
 from sglang_driver import DRAFT_WIDTH, draft_state, following, guesses, state_of
 
 import draftscope
+from draftscope.engines import inside
 
 pytestmark = pytest.mark.sglang
 
@@ -54,6 +56,32 @@ def drive(version: str, kind: str, folder: Path, **plan: Any) -> tuple[dict[str,
     traces = {trace.meta["request"]: trace for trace in draftscope.open(folder)}
     assert set(traces) == {one["rid"] for one in plan["requests"]}
     return json.loads(done.stdout.splitlines()[-1]), traces, about
+
+
+@pytest.mark.parametrize("version", sorted({version for version, _ in RELEASES}))
+def test_every_worker_has_the_calls_and_what_is_read_of_them(version: str) -> None:
+    """Of the workers that are not driven (several draft layers) too: names and arguments, as the sources have them."""
+    folder, found = wheel(version), set()
+    for module, (name, calls) in inside._WORKERS.items():
+        path = folder / Path(*module.split(".")).with_suffix(".py")
+        if not path.exists():
+            continue
+        tree = ast.parse(path.read_text())
+        kind = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
+        methods = {node.name: [a.arg for a in node.args.args] for node in kind.body if isinstance(node, ast.FunctionDef)}
+        for call, handler in calls.items():
+            assert methods[call][:2] in (["self", "batch"], ["self", "model_worker_batch"]), (name, call)
+            if handler == "prefill":
+                assert {"next_token_ids"} < set(methods[call]) & {"next_token_ids", "hidden_states", "target_hidden_states"}
+            if handler == "decode":
+                assert "batch_result" in methods[call]
+        assigned = {node.attr for node in ast.walk(kind) if isinstance(node, ast.Attribute)}
+        assert {"server_args", "topk", "speculative_num_steps", "speculative_num_draft_tokens", "speculative_algorithm",
+                "target_worker"} <= assigned
+        assert assigned & {"draft_runner", "draft_runner_list", "mtp_model_runner", "draft_model_runner"}
+        found.add(name)
+    old = {"EAGLEWorker"} if version < "0.5.13" or version == "0.5.5" else set()
+    assert found >= old | {"EagleDraftWorker"}, found
 
 
 @pytest.fixture(scope="module", params=RELEASES, ids="-".join)

@@ -143,13 +143,18 @@ def test_prefix_caching(python: Path, target: Path, tmp_path: Path) -> None:
     assert described(tmp_path / "capture")["captured"]["prefix_rows_missing"] > 0
 
 
+def get(request: urllib.request.Request | str) -> bytes:
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=600) as answer:
+        body: bytes = answer.read()
+    return body
+
+
 def ask(url: str, number: int) -> str:
     body = {"model": "m", "temperature": 0, "max_tokens": 32,
             "messages": [{"role": "user", "content": f"Name {number} colours of flowers and say why."}]}
     headers = {"content-type": "application/json"}
     request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), headers)
-    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=600) as answer:
-        return str(json.load(answer)["id"])
+    return str(json.loads(get(request))["id"])
 
 
 def test_a_server(python: Path, target: Path, tmp_path: Path) -> None:
@@ -178,8 +183,10 @@ def test_a_server(python: Path, target: Path, tmp_path: Path) -> None:
             pytest.fail("".join(log[-30:]))
         with ThreadPoolExecutor(4) as pool:
             ids = list(pool.map(lambda number: ask(url, number), range(2, 8)))
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(f"{url}/metrics", timeout=60) as answer:
-            (tmp_path / "counters.txt").write_bytes(answer.read())
+        # The last request's file is written once the engine has told the worker of its end.
+        while described(out)["captured"]["requests"] < len(ids):
+            get(f"{url}/health")
+        (tmp_path / "counters.txt").write_bytes(get(f"{url}/metrics"))
         server.terminate()
         server.communicate(timeout=120)
     traces = holds(out, read_counters(tmp_path / "counters.txt"), target, len(ids))

@@ -10,7 +10,9 @@ and one of these brings the file into the engine's processes (its directory on P
 
     vLLM, draftscope installed beside it    nothing more: it is a `vllm.general_plugins` entry point
     vLLM, this file alone                   vllm serve ... --worker-extension-cls NAME_OF_THIS_FILE.Extension
-    either way                              draftscope capture vllm -o DIR -- vllm serve ...
+    SGLang from 0.5.11, draftscope beside   nothing more: it is an `sglang.srt.plugins` entry point
+    SGLang from 0.5.10, this file alone     SGLANG_EXTERNAL_MODEL_PACKAGE=NAME_OF_THIS_FILE
+    in any way, SGLang from 0.5.5           draftscope capture vllm (or sglang) -o DIR -- vllm serve ...
 
 What it does to the engine: it copies rows that are at hand anyway and passes them to a thread of its own, which writes files.
 It computes nothing that the engine uses, waits for nothing on the engine's thread, and never raises there: the first error
@@ -214,7 +216,9 @@ class Pass:
     def each(self, name: str, tensor: Tensor) -> None:
         """A tensor with one row per request, likewise."""
         if not self.whole:
-            tensor = tensor[torch.tensor(self.chosen).to(tensor.device, non_blocking=True)]
+            # From pinned memory, or the device would be waited for.
+            chosen = torch.tensor(self.chosen, pin_memory=tensor.device.type != "cpu")
+            tensor = tensor[chosen.to(tensor.device, non_blocking=True)]
         self.by_request[name] = self._carrier.carry(tensor, fresh=not self.whole)
 
     def arrived(self) -> None:
@@ -293,7 +297,6 @@ class Recorder:
         self._lock = threading.Lock()
         self._records: dict[int, _Record] = {}
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._wrote, self._unsaid = 0.0, False
         self._closed = False
         self._claim()
         self._write_description()
@@ -303,7 +306,7 @@ class Recorder:
     def _claim(self) -> None:
         folder = self.options.folder
         try:
-            os.makedirs(folder, exist_ok=True)
+            os.makedirs(folder, mode=0o700, exist_ok=True)
             self._folder_lock = os.open(os.path.join(folder, ".lock"), os.O_RDWR | os.O_CREAT, 0o644)
             fcntl.flock(self._folder_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             names = os.listdir(folder)
@@ -339,7 +342,7 @@ class Recorder:
         for i, name in enumerate(requests):
             count = bounds[i + 1] - bounds[i]
             ticket = self._tickets.get(name) if name in self._tickets else self._admit(name)
-            if ticket is not None and self._reserve(ticket, count):
+            if ticket is not None and self._reserve(ticket, count, count * self._row_bytes + self._request_bytes):
                 tickets.append(ticket)
                 chosen.append(i)
         return Pass(self, tickets, chosen, bounds, drafted, len(requests)) if chosen else None
@@ -347,12 +350,13 @@ class Recorder:
     def commit(self, given: Pass) -> None:
         """The pass is complete: on to the writer."""
         given.event = self.carrier.mark()
-        if not self._row_bytes:
-            rows = sum(given.counts)
-            self._row_bytes = _ROW_BYTES + sum(t.nbytes for t in given.by_row.values()) // rows
-            self._request_bytes = sum(t.nbytes for t in given.by_request.values()) // len(given.tickets)
-            self._rows -= rows
-            given.fits = [self._reserve(ticket, count) for ticket, count in zip(given.tickets, given.counts, strict=True)]
+        row = _ROW_BYTES + sum(t.nbytes for t in given.by_row.values()) // sum(given.counts) - self._row_bytes
+        request = sum(t.nbytes for t in given.by_request.values()) // len(given.tickets) - self._request_bytes
+        if row > 0 or request > 0:  # larger than any before: in the first pass, as a rule
+            row, request = max(row, 0), max(request, 0)
+            self._row_bytes, self._request_bytes = self._row_bytes + row, self._request_bytes + request
+            given.fits = [self._reserve(ticket, 0, count * row + request)
+                          for ticket, count in zip(given.tickets, given.counts, strict=True)]
         self._queue.put(given)
 
     def finished(self, request: str) -> None:
@@ -381,10 +385,10 @@ class Recorder:
         self._tickets[name] = ticket
         return ticket
 
-    def _reserve(self, ticket: _Ticket, count: int) -> bool:
+    def _reserve(self, ticket: _Ticket, count: int, size: int) -> bool:
         """Room for more rows of a request; without it the request ends here, since a capture has no gaps."""
         options = self.options
-        size = count * self._row_bytes + self._request_bytes + (0 if ticket.reserved else _FILE_BYTES)
+        size += 0 if ticket.reserved else _FILE_BYTES
         with self._lock:
             if ticket.cut is None:
                 if self._full is not None:
@@ -429,10 +433,7 @@ class Recorder:
                 except queue.Empty:
                     if self.idle is not None:
                         self.idle()
-                    # An engine at rest may be left, or killed, at any moment.
-                    self._write_running(final=False)
-                    if self._unsaid:
-                        self._write_description()
+                    self._write_running(final=False)  # an engine at rest may be left, or killed, at any moment
                     continue
                 if isinstance(item, Pass):
                     self._take(item)
@@ -527,14 +528,10 @@ class Recorder:
             captured["tails_cut"] += record.ticket.cut is not None
             for name, value in told.items():
                 captured[name] += value
-            self._write_description(seldom=True)
+            self._write_description()
 
-    def _write_description(self, *, seldom: bool = False) -> None:
+    def _write_description(self) -> None:
         """capture.json: what the engine says of itself, and what was captured so far."""
-        self._unsaid = seldom and time.monotonic() - self._wrote < 1.0
-        if self._unsaid:
-            return
-        self._wrote = time.monotonic()
         path = os.path.join(self.options.folder, "capture.json")
         about = {
             **self.describe, "written_by": f"draftscope inside {VERSION}", "options": dataclasses.asdict(self.options),
@@ -573,9 +570,12 @@ class _Record:
         prompt = len(self.ticket.about.prompt)
         if self._next is None:
             self._next = self.missing = positions[0]
-        if self.ended or positions[0] > self._next:
+        if self.ended:
             # An engine that schedules ahead runs a pass for a request whose end it does not know yet.
             self.after_end += len(ids)
+            return
+        if positions[0] > self._next:
+            self.ticket.cut, self.ended = f"rows before position {positions[0]} were not seen", True
             return
         # After a preemption an engine computes rows again that are here already.
         again = min(self._next - positions[0], kept)
@@ -726,7 +726,10 @@ def _attach(worker: Any) -> None:
         return
     if parallel.data_parallel_size > 1:
         options = dataclasses.replace(options, folder=os.path.join(options.folder, f"dp{parallel.data_parallel_rank}"))
-    describe = _describe_vllm(worker)
+    try:
+        describe = _describe_vllm(worker)
+    except Exception as error:
+        describe = {"engine": "vllm", "description_failed": f"{type(error).__name__}: {error}"}
     k = getattr(speculative, "num_speculative_tokens", None) or 0
     try:
         recorder = Recorder(options, describe, k=k)
@@ -764,6 +767,8 @@ class _Attached:
             raise NotHere("this vLLM runs without speculative decoding")
         if speculative.method != "eagle3":
             raise NotHere(f"its speculative method is {speculative.method}, not eagle3")
+        if getattr(runner, "uses_mrope", False):
+            raise NotHere("its positions have several axes (multimodal rope), which this file does not record")
         self.drafter = _drafter(runner)
         self.model = _unwrapped(getattr(self.drafter, "model", None))
         if not callable(getattr(self.model, "combine_hidden_states", None)):
@@ -780,6 +785,7 @@ class _Attached:
         self.drafted: dict[str, int] = {}
         self.sampled_at: Tensor | None = None  # [R], the row of a pass that each request drafts from
         self.states: list[Tensor] = []
+        self.steps: int | None = None  # drafted in this pass, where the engine varies it
 
     def install(self) -> None:
         recorder, version = self.recorder, str(self.recorder.describe.get("engine_version"))
@@ -817,7 +823,7 @@ class _Attached:
         if recorder.options.draft_states:
             without = self.lacks_states()
             if without is None:
-                if self.which == "V2" and "FULL" in str(recorder.describe["switches"]["cudagraph_mode"]):
+                if self.which == "V2" and "FULL" in str(_get(self.runner, "vllm_config.compilation_config.cudagraph_mode")):
                     recorder.notes.append("steps that vLLM's V2 runner replays as full CUDA graphs are recorded without "
                                           "draft_states and draft_input_ids; for these, serve with -cc.cudagraph_mode=PIECEWISE")
                 self.model.register_forward_hook(lambda module, args, output: self.safely(self.ran, output))
@@ -866,7 +872,7 @@ class _Attached:
         """Before drafting, which overwrites positions and bounds of the batch in place."""
         given = self.signature.bind(*args, **named).arguments
         if not given.get("dummy_run") and not given.get("is_profile"):
-            self.states = []
+            self.states, self.steps = [], given.get("num_speculative_tokens")
             self.read(given)
 
     def _read_v1(self, given: dict[str, Any]) -> None:
@@ -918,7 +924,7 @@ class _Attached:
         if done is not None:
             done.each("drafts", drafts.clone())
             # Fewer calls than drafted tokens: some ran inside a CUDA graph, which only its capture was seen of.
-            if self.states and len(self.states) == drafts.shape[1]:
+            if self.states and len(self.states) == (drafts.shape[1] if self.steps is None else self.steps):
                 done.each("draft_states", torch.stack(self.states, 1))
             self.recorder.commit(done)
 
@@ -1189,7 +1195,7 @@ class _SGLang:
 
     def install(self, recorder: Recorder) -> None:
         self.recorder = recorder
-        recorder.idle = self.poll
+        recorder.idle = self.rest
         version = str(recorder.describe.get("engine_version"))
         if version not in _SGLANG_SEEN:
             recorder.notes.append(f"SGLang {version} is not among the versions this was written for "
@@ -1261,6 +1267,10 @@ class _SGLang:
                 self.following.pop(name, None)
                 self.recorder.finished(name)
 
+    def rest(self) -> None:
+        if self.open is None:
+            self.poll()
+
     def close(self) -> None:
         self.poll()
         self.recorder.close()
@@ -1276,8 +1286,7 @@ class _SGLang:
         hidden = given["target_hidden_states"] if "target_hidden_states" in given else given["hidden_states"]
         if self.begin(requests, counts, [0] * len(counts), hidden) and self.open is not None:
             self.open.rows("token_ids", batch.input_ids.long().clone())
-            self.open.rows("positions", torch.tensor([start + i for start, count in zip(starts, counts, strict=True)
-                                                      for i in range(count)]))
+            self.open.rows("positions", _ranges(starts, counts))
             following = given["next_token_ids"].long().clone()
             self.open.each("following", following)
             self.open.each("rejected", torch.zeros_like(following))
@@ -1344,14 +1353,13 @@ class _SGLang:
             bounds = [0, *itertools.accumulate(counts)]
             tokens, ids = verified.draft_token.long().view(-1, nodes), ids.long()
             if len(going) < len(batch.reqs):
-                tokens = tokens[torch.tensor(going, device=tokens.device)]
+                tokens = tokens[_on(going, tokens)]
             rows = torch.cat([ids[:1], ids[:-1]])
-            rows[torch.tensor(bounds[:-1], device=ids.device)] = tokens[:, 0]
+            rows[_on(bounds[:-1], ids)] = tokens[:, 0]
             self.open.rows("token_ids", rows)
-            self.open.rows("positions", torch.tensor([end - count + i for end, count in zip(ends, counts, strict=True)
-                                                      for i in range(count)]))
+            self.open.rows("positions", _ranges([end - count for end, count in zip(ends, counts, strict=True)], counts))
             self.open.rows("draft_input_ids", ids.clone())
-            following = ids[torch.tensor(bounds[1:], device=ids.device) - 1]
+            following = ids[_on(bounds[1:], ids) - 1]
             self.open.each("following", following)
             self.open.each("rejected", torch.zeros_like(following))
             self.tell_tested(verified, tokens, going)
@@ -1398,7 +1406,7 @@ class _SGLang:
         if self.open is None:
             return
         r, nodes = tokens.shape
-        at = None if going is None else torch.tensor(going, device=tokens.device)
+        at = None if going is None else _on(going, tokens)
         self.open.each("tested", tokens[:, 1:].clone())
         if int(verified.topk) > 1:
             self.open.drop_rejected = True
@@ -1428,6 +1436,15 @@ def _first(thing: Any, *names: str) -> Any:
     if found is None:
         raise AttributeError(f"{type(thing).__name__} has none of {', '.join(names)}")
     return found
+
+
+def _on(numbers: list[int], like: Tensor) -> Tensor:
+    """As a tensor on another's device, without waiting for it."""
+    return torch.tensor(numbers).to(like.device, non_blocking=True)
+
+
+def _ranges(starts: Sequence[int], counts: Sequence[int]) -> Tensor:
+    return torch.cat([torch.arange(start, start + count) for start, count in zip(starts, counts, strict=True)])
 
 
 def _numbers(values: Any) -> list[int]:
