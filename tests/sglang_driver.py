@@ -261,6 +261,94 @@ class Draft:
         return Output(logits_output=SimpleNamespace(next_token_logits=logits, hidden_states=states))
 
 
+class PairTarget(Target):
+    """A real target, run over each request's whole text every time: what it holds is a matter of rows and nothing else."""
+
+    def __init__(self, model: Any, slots: list[int]) -> None:
+        super().__init__()
+        self.model, self.slots = model, slots
+        self.texts: dict[str, list[int]] = {}
+
+    def forward_batch_generation(self, batch: Any = None, *args: Any, forward_batch: Any = None, **named: Any) -> Any:
+        given = forward_batch or batch or named.get("model_worker_batch")
+        prefill, ids, places, at = given.forward_mode.name == "EXTEND", given.input_ids.tolist(), given.positions.tolist(), 0
+        hidden, logits = [], []
+        for i, request in enumerate(given.reqs):
+            n = given.extend_lens[i] if prefill else len(ids) // len(given.reqs)
+            text = self.texts.setdefault(request.rid, [])
+            text[places[at] :] = ids[at : at + n]
+            with torch.inference_mode():
+                out = self.model(torch.tensor([text]), output_hidden_states=True)
+            hidden.append(torch.cat([out.hidden_states[b][0, -n:] for b in self.slots], -1))
+            logits.append(out.logits[0, -1:] if prefill else out.logits[0, -n:])
+            at += n
+        scores = torch.cat(logits)
+        output = SimpleNamespace(next_token_logits=scores, hidden_states=torch.cat(hidden), mm_input_embeds=None)
+        return SimpleNamespace(
+            logits_output=output, next_token_ids=scores.argmax(-1).to(torch.int32) if prefill else None,
+            can_run_cuda_graph=False, kv_loc_plan=None, new_seq_lens=None, routed_experts_output=None, indexer_topk_output=None)
+
+
+class PairDraft(Draft):
+    """A real draft. Its cache is the rows it was given: fused states and tokens, each with the position it was given."""
+
+    def __init__(self, draft: Any) -> None:
+        super().__init__()
+        self.draft = draft
+        self.model.model.fc = draft.fc
+        self.model.config.hidden_size = draft.config.hidden_size
+        self.rows: dict[str, list[tuple[torch.Tensor, int, int]]] = {}
+        self.steps: dict[str, list[tuple[torch.Tensor, int, int]]] = {}
+
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int = 0) -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+    def forward(self, batch: Any, *args: Any, **named: Any) -> Output:
+        mode = batch.forward_mode.name
+        ids, places, hidden, at = batch.input_ids.tolist(), batch.positions.tolist(), batch.spec_info.hidden_states, 0
+        requests = [r for r in batch.reqs if mode != "DRAFT_EXTEND" or not r.finished()]
+        extend = mode != "DECODE"
+        states, logits = [], []
+        with torch.inference_mode():
+            inputs = self.model.model.fc(hidden) if extend else hidden
+        for i, request in enumerate(requests):
+            n = _list(batch.extend_lens)[i] if extend else 1
+            with torch.inference_mode():
+                new = [(inputs[at + j], ids[at + j], places[at + j]) for j in range(n)]
+                kept = self.rows.setdefault(request.rid, [])
+                if extend:
+                    kept[places[at] :] = new
+                    self.steps[request.rid] = []
+                    rows = kept
+                else:
+                    del kept[int(batch.seq_lens[i]) :]
+                    self.steps[request.rid] += new
+                    rows = kept + self.steps[request.rid]
+                output = self.draft(torch.stack([row[0] for row in rows])[None],
+                                    self.draft.embed(torch.tensor([row[1] for row in rows]))[None],
+                                    torch.tensor([[row[2] for row in rows]]), self.attend)[0, -n:]
+                states.append(self.draft.feedback(output))
+                logits.append(self.draft.logits(output))
+            at += n
+        answers, scores = torch.cat(states), torch.cat(logits)
+        if getattr(batch, "last_rows", None) is not None:
+            answers, scores = answers[batch.last_rows], scores[batch.last_rows]
+        return Output(logits_output=SimpleNamespace(next_token_logits=scores, hidden_states=answers))
+
+
+def pair(plan: dict[str, Any]) -> tuple[Any, Any]:
+    """The toy's, or a real one from the folders that the plan names."""
+    if "target" not in plan:
+        return Target(), Draft()
+    from draftscope.eagle3.checkpoint import build_draft, load_checkpoint
+    from draftscope.target.model import load_target
+    from draftscope.target.parts import read_parts
+
+    parts = read_parts(Path(plan["target"]))
+    draft = build_draft(load_checkpoint(plan["draft"], target_layers=parts.layers), parts)
+    return PairTarget(load_target(Path(plan["target"])).model, plan["slots"]), PairDraft(draft)
+
+
 class Algorithm:
     name = "EAGLE3"
 
@@ -460,6 +548,7 @@ def put(module: Any, **named: Any) -> None:
 
 
 def run(wheel: Path, kind: str, plan: dict[str, Any]) -> dict[str, Any]:
+    plan["pair"] = pair(plan)  # before `sglang` and its like are made up
     sys.meta_path.insert(1, Stubs(wheel))  # behind the capture's own finder
     arange = torch.arange
     torch.arange = lambda *a, **b: arange(*a, **(b | {"device": "cpu"}))  # type: ignore[assignment]  # 0.5.5 says "cuda"
@@ -562,7 +651,7 @@ def run_v1(plan: dict[str, Any]) -> dict[str, Any]:
     module = importlib.import_module("sglang.srt.speculative.eagle_worker")
     kernels()
     kind = module.EAGLEWorker
-    target, draft = Target(), Draft()
+    target, draft = plan["pair"]
     worker = kind.__new__(kind)
     equip(worker, plan, target, draft)
     worker.target_worker, worker.model_runner = target, draft
@@ -601,7 +690,7 @@ def run_v1(plan: dict[str, Any]) -> dict[str, Any]:
 def run_v2(plan: dict[str, Any]) -> dict[str, Any]:
     module = importlib.import_module("sglang.srt.speculative.eagle_worker_v2")
     kernels()
-    target, draft = Target(), Draft()
+    target, draft = plan["pair"]
     outer, inner = module.EAGLEWorkerV2.__new__(module.EAGLEWorkerV2), module.EagleDraftWorker.__new__(module.EagleDraftWorker)
     for worker in (outer, inner):
         equip(worker, plan, target, draft)
