@@ -297,6 +297,7 @@ class PairDraft(Draft):
         self.draft = draft
         self.model.model.fc = draft.fc
         self.model.config.hidden_size = draft.config.hidden_size
+        self.model.hot_token_id = draft.target_ids
         self.rows: dict[str, list[tuple[torch.Tensor, int, int]]] = {}
         self.steps: dict[str, list[tuple[torch.Tensor, int, int]]] = {}
 
@@ -590,7 +591,8 @@ def equip(worker: Any, plan: dict[str, Any], target: Target, draft: Draft) -> No
     worker.__dict__.update(
         server_args=arguments(plan), topk=plan["topk"], speculative_num_steps=plan["steps"], tp_rank=0, device="cpu",
         speculative_num_draft_tokens=plan["nodes"], speculative_algorithm=Algorithm(), enable_nan_detection=False, page_size=1,
-        hot_token_id=None, cuda_graph_runner=None, cuda_graph_runner_for_draft_extend=None, eagle_use_aux_hidden_state=True,
+        hot_token_id=draft.model.hot_token_id,
+        cuda_graph_runner=None, cuda_graph_runner_for_draft_extend=None, eagle_use_aux_hidden_state=True,
         draft_attn_backend=SimpleNamespace(attn_backends=[Anything()] * 8, init_forward_metadata=lambda batch: None),
         token_to_kv_pool_allocator=SimpleNamespace(free=lambda *a: None, page_size=1, get_kvcache=lambda: None),
         adaptive_controller=None, draft_extend_attn_backend=None,
