@@ -26,7 +26,7 @@ ROOMS = [
     "engines", "pipeline", "compare", "faults", "linting", "inspecting", "diagnose", "report", "embedded", "cli", "__main__",
 ]
 LONGEST = 400
-WHOLE = {"inside.py": 1600}  # runs in engines' environments as one file
+WHOLE = {"inside.py": 1800}  # runs in engines' environments as one file
 
 # Used without an import of ours, or by no name of its own.
 INDIRECT = {

@@ -450,6 +450,7 @@ class Draft(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.fc = torch.nn.Linear(WIDTH, H, bias=False)
+        self.fc.weight.data = torch.randn(H, WIDTH, generator=torch.Generator().manual_seed(0))
 
     def combine_hidden_states(self, states: Tensor) -> Tensor:
         return self.fc(states)
@@ -473,14 +474,24 @@ class Drafter:
         return next_token_ids[:, None].repeat(1, num_speculative_tokens)
 
 
-def fake_worker(*, method: str | None = "eagle3") -> Any:
+class OtherDrafter(Drafter):
+    """Of a version that nobody has seen."""
+
+    def propose(self, everything: Any) -> Tensor:  # type: ignore[override]
+        return torch.zeros(1, K)
+
+
+def fake_worker(*, method: str | None = "eagle3", drafter: type[Drafter] = Drafter, rank: int = 0, tensor: int = 1,
+                data: tuple[int, int] = (0, 1), mrope: bool = False) -> Any:
     config = types.SimpleNamespace(
         speculative_config=None if method is None else types.SimpleNamespace(method=method, num_speculative_tokens=K),
-        parallel_config=types.SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1, data_parallel_size=1),
+        parallel_config=types.SimpleNamespace(tensor_parallel_size=tensor, pipeline_parallel_size=1,
+                                              data_parallel_rank=data[0], data_parallel_size=data[1]),
         model_config=types.SimpleNamespace(max_model_len=100, hf_text_config=types.SimpleNamespace(eos_token_id=49)))
     runner = types.SimpleNamespace(
-        vllm_config=config, drafter=Drafter(), model=None, input_batch=None, execute_model=lambda output: "executed")
-    return types.SimpleNamespace(model_runner=runner, vllm_config=config, rank=0, shutdown=lambda: "shut down")
+        vllm_config=config, drafter=drafter(), model=None, input_batch=None, execute_model=lambda output: "executed",
+        uses_mrope=mrope)
+    return types.SimpleNamespace(model_runner=runner, vllm_config=config, rank=rank, shutdown=lambda: "shut down")
 
 
 @pytest.fixture
@@ -522,7 +533,6 @@ def engine_step(worker: Any, ids: list[int], start: int, following: int, drafted
 def test_attached_to_a_runner(attached: Callable[..., Any], tmp_path: Path) -> None:
     worker = attached()
     plain = fake_worker()
-    plain.model_runner.drafter.model.load_state_dict(worker.model_runner.drafter.model.state_dict())
     for given in ([5, 6, 7], 0, 8, 0, 0, True), ([8, 8, 8, 8], 3, 9, 3, 1, False):
         assert torch.equal(engine_step(worker, *given), engine_step(plain, *given))
     assert worker.shutdown() == "shut down"
@@ -533,7 +543,7 @@ def test_attached_to_a_runner(attached: Callable[..., Any], tmp_path: Path) -> N
     assert trace.accepted_counts is not None and trace.accepted_counts.tolist() == [2]
     draft = worker.model_runner.drafter.model
     assert trace.fc_output is not None
-    assert torch.allclose(trace.fc_output, draft.fc(trace.fc_input), rtol=1e-6)
+    torch.testing.assert_close(trace.fc_output, draft.fc(trace.fc_input).detach())
     # The first step's state is that of the prompt's last row; the made draft doubles what it hands back, and feeds the other.
     assert trace.draft_states is not None
     assert torch.equal(trace.draft_states[0], (trace.fc_output[2] * 2).expand(K, -1))
@@ -556,11 +566,21 @@ def test_an_error_inside_ends_the_capture_not_the_engine(attached: Callable[...,
     assert "AttributeError in begin" in json.loads((tmp_path / "capture" / "capture.json").read_text())["stopped"]
 
 
-@pytest.mark.parametrize(("method", "says"), [(None, "without speculative decoding"), ("mtp", "not eagle3")])
-def test_nothing_to_capture_is_said(attached: Callable[..., Any], tmp_path: Path, method: str | None, says: str) -> None:
-    worker = attached(method=method)
+@pytest.mark.parametrize(("given", "says"), [
+    ({"method": None}, "without speculative decoding"), ({"method": "mtp"}, "not eagle3"), ({"mrope": True}, "several axes"),
+    ({"drafter": OtherDrafter}, "takes ['everything']: another interface"),
+])
+def test_nothing_to_capture_is_said(attached: Callable[..., Any], tmp_path: Path, given: dict[str, Any], says: str) -> None:
+    worker = attached(**given)
     assert says in json.loads((tmp_path / "capture" / "capture.json").read_text())["stopped"]
     assert "propose" not in vars(worker.model_runner.drafter)
+
+
+def test_one_rank_records_and_each_replica_has_its_folder(attached: Callable[..., Any], tmp_path: Path) -> None:
+    attached(tensor=2, rank=1)
+    assert not (tmp_path / "capture").exists()
+    attached(tensor=2, rank=0, data=(1, 2))
+    assert json.loads((tmp_path / "capture" / "dp1" / "capture.json").read_text())["stopped"] is None
 
 
 def test_enabled_twice_is_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

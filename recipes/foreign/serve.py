@@ -1,6 +1,6 @@
 """The draft at work in vLLM: a plain capture of what it receives, the engine's own counters, and what it answered.
 
-    python recipes/foreign/serve.py TARGET DRAFT OUT [--prompts 12] [--tokens 64] [--k 3] [--rounds 1] [--engine JSON]
+    python recipes/foreign/serve.py TARGET DRAFT OUT [--prompts 12] [--tokens 64] [--k 3] [--rounds 1] [--engine JSON] [--ahead]
 
 Needs the environment of scripts/env-vllm. Writes OUT/capture (by the part of draftscope that runs inside an engine),
 OUT/answers.json and OUT/counters.txt (Prometheus text). With --plain nothing is captured.
@@ -12,6 +12,7 @@ import argparse
 import importlib.util
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,8 @@ INSIDE = Path(__file__).parents[2] / "src" / "draftscope" / "engines" / "inside.
 
 
 def capture_into(folder: Path) -> None:
-    """What the plugin does in a server: the file alone, without draftscope."""
+    """What the plugin does in a server: the file alone, without draftscope. What an earlier run left there is removed."""
+    shutil.rmtree(folder, ignore_errors=True)
     os.environ |= {"DRAFTSCOPE_CAPTURE": str(folder), "DRAFTSCOPE_CAPTURE_OPTIONS": "keep_free=0"}
     spec = importlib.util.spec_from_file_location("inside", INSIDE)
     assert spec is not None and spec.loader is not None
@@ -35,9 +37,25 @@ def capture_into(folder: Path) -> None:
     spec.loader.exec_module(module)
 
 
+def schedule_ahead() -> None:
+    """vLLM switches asynchronous scheduling off on CPUs; its V1 runner does it there all the same."""
+    from vllm.platforms.cpu import CpuPlatform
+
+    settle = CpuPlatform.check_and_update_config
+
+    def settled(config: Any) -> None:
+        settle(config)
+        config.scheduler_config.async_scheduling = True
+
+    CpuPlatform.check_and_update_config = staticmethod(settled)
+
+
 def check(folder: Path, said: list[list[int]]) -> None:
     """Every request's tokens, as its rows have them, are a prompt and an answer that vLLM gave."""
-    for path in sorted(folder.glob("*.safetensors")):
+    paths = sorted(folder.glob("*.safetensors"))
+    if len(paths) != len(said):
+        raise SystemExit(f"{folder} has {len(paths)} requests of {len(said)}: {(folder / 'capture.json').read_text()}")
+    for path in paths:
         with safe_open(path, "pt") as file:
             kept = file.get_tensor("token_ids")[file.get_tensor("accepted")].tolist()
             if "prefix_token_ids" in file.keys():  # noqa: SIM118
@@ -70,11 +88,14 @@ def main() -> None:
     parser.add_argument("--k", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=1, help="ask for all answers so many times")
     parser.add_argument("--engine", type=json.loads, default={}, help="further arguments of vLLM's LLM")
+    parser.add_argument("--ahead", action="store_true", help="schedule a step before the last one is known")
     parser.add_argument("--plain", action="store_true", help="capture nothing")
     options = parser.parse_args()
     if not options.plain:
         capture_into(options.out / "capture")
 
+    if options.ahead:
+        schedule_ahead()
     from vllm import LLM, SamplingParams
 
     engine = {"dtype": "float32", "enforce_eager": True, "max_model_len": 1024, "max_num_seqs": 8, "disable_log_stats": False,

@@ -14,11 +14,14 @@ and one of these brings the file into the engine's processes (its directory on P
     SGLang from 0.5.10, this file alone     SGLANG_EXTERNAL_MODEL_PACKAGE=NAME_OF_THIS_FILE
     in any way, SGLang from 0.5.5           draftscope capture vllm (or sglang) -o DIR -- vllm serve ...
 
+(Ray starts workers with an environment of its own: name the variables, PYTHONPATH too, in VLLM_RAY_EXTRA_ENV_VARS_TO_COPY.)
+
 What it does to the engine: it copies rows that are at hand anyway and passes them to a thread of its own, which writes files.
 It computes nothing that the engine uses, waits for nothing on the engine's thread, and never raises there: the first error
 ends the capture, is logged and noted in DIR/capture.json, and the engine goes on. What does not fit into its bounds is left
-out and counted. It writes in its directory alone, and nothing leaves the machine. The files hold token ids and states of
-served text: treat them as you treat that text.
+out and counted. A request is held in memory until it ends and is a file then; what still runs when the server is killed is lost.
+It writes in its directory alone, and nothing leaves the machine. The files hold token ids and states of served text: treat
+them as you treat that text.
 
 Parts: 1 options, 2 files, 3 the recorder (knows no engine), 4 vLLM, 5 SGLang, 6 entry points.
 Shapes: R requests of a pass, K drafted tokens, H the draft's width. Rows of a pass stand end to end, request after request.

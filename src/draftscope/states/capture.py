@@ -55,7 +55,7 @@ def open(path: Path, chosen: str | None = None) -> FileSource[Trace]:
     """
     files, others = list_files(path, SUFFIX)
     others = [replace(each, why="cut short: its writer was stopped at it", cause="broken") if each.path.endswith(PART) else each
-              for each in others if Path(each.path).name != "capture.json"]
+              for each in others]
     notes: list[str] = []
     described = described_beside(path, "capture.json", notes)
     prefixes = Prefixes(files, lambda file: read_trace(file, []))
