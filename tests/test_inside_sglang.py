@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -213,6 +214,41 @@ def test_ended_requests_are_written_while_others_run(serve: Any, tmp_path: Path)
     assert not attached.following
     _, about = server.done()
     assert about["captured"]["requests"] == 2 and about["captured"]["unfinished"] == 0
+
+
+def test_copies_that_come_late_find_what_was_there(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device copies on a stream of its own, while SGLang goes on rotating ids in place and overwriting its graphs' buffers."""
+    monkeypatch.setattr(inside.Carrier, "carry", lambda self, tensor, fresh=False: tensor.detach())
+    take = inside.Recorder._take
+    gate = threading.Event()
+
+    def late(self: Any, given: Any) -> None:
+        gate.wait(60)
+        take(self, given)
+
+    monkeypatch.setattr(inside.Recorder, "_take", late)
+    server, request, other = serve(), request_of("r", seed=1), request_of("s", 4, seed=2)
+    server.prefill((request, 0, 6), (other, 0, 4))
+    for _ in range(3):
+        server.verify(request, other)
+    gate.set()
+    traces, _ = server.done()
+    for name, one in (("r", request), ("s", other)):
+        check(traces[name], one)
+        assert (traces[name].draft_input_ids[traces[name].accepted] == torch.tensor(
+            (one.origin_input_ids + one.output_ids)[1 : int(traces[name].accepted.sum()) + 1])).all()
+
+
+def test_a_pass_scheduled_ahead_belongs_to_its_request(serve: Any) -> None:
+    server, request = serve(), request_of("r", answer=2)
+    server.prefill((request, 0, 6))
+    server.verify(request)
+    request.finished_reason = "length"
+    server.verify(request)  # was under way when the end came out
+    server.prefill((request_of("next", seed=3), 0, 6))
+    traces, about = server.done()
+    assert about["captured"]["requests_left_out"] == {} and about["captured"]["rows_after_end"] == NODES
+    assert len(traces["r"].accepted_counts) == 1 and about["captured"]["requests"] == 2
 
 
 def test_health_checks_are_not_served_text(serve: Any) -> None:
