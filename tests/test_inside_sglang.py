@@ -354,6 +354,17 @@ def test_eagle_in_place_of_eagle3_shows(serve: Any) -> None:
     assert traces["r"].fc_input.shape == (2, DRAFT_WIDTH)
 
 
+def test_settled_arguments_go_before_what_was_asked_for(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = types.ModuleType("sglang.srt.runtime_context")
+    world.get_context = lambda: SimpleNamespace(  # type: ignore[attr-defined]
+        resolved_server_args_dict=lambda: {"attention_backend": "fa3", "page_size": 64})
+    monkeypatch.setitem(sys.modules, "sglang.srt.runtime_context", world)
+    server = serve(server_args=SimpleNamespace(tp_size=1, attention_backend=None, disable_radix_cache=True))
+    server.prefill((request_of("r"), 0, 6))
+    switches = server.done()[1]["switches"]
+    assert (switches["attention_backend"], switches["page_size"], switches["disable_radix_cache"]) == ("fa3", 64, True)
+
+
 PACKAGE = '''
 import sys
 sys.path[:0] = [{tests!r}]

@@ -1193,6 +1193,7 @@ class _SGLang:
         self.following: dict[str, Any] = {}  # requests by id, weakly
         self.in_draft = self.wants_states = False
         self.states: list[Tensor] = []  # [R, H] each, what the drafted tokens were read from
+        self.width: int | None = None  # of the states received
         self.verified: Any = None  # V1: what `verify` was given
         self.total = 0
 
@@ -1399,6 +1400,11 @@ class _SGLang:
         self.total = sum(counts)
         if len(names) != len(counts) or len(hidden) < self.total:
             raise ValueError(f"{len(hidden)} states and {len(names)} requests for {self.total} rows of {len(counts)}")
+        if self.width is None:
+            # SGLang's draft decides by width: states as wide as its embedding go past `fc`.
+            self.width, embedding = hidden.shape[-1], _get_weight(self.runner.model.model, "embed_tokens")
+            applied = None if embedding is None else self.width != embedding.shape[-1]
+            self.recorder.describe["draft_in_effect"] |= {"fc_applied": applied, "fc_received_width": self.width}
         self.open = self.recorder.begin(names, [0, *itertools.accumulate(counts)], drafted)
         if self.open is not None:
             self.open.rows("fc_input", hidden[: self.total].clone())
@@ -1487,6 +1493,9 @@ def _describe_sglang(worker: Any) -> dict[str, Any]:
         version: Any = importlib.metadata.version("sglang")
     except importlib.metadata.PackageNotFoundError:
         version = getattr(sys.modules.get("sglang"), "__version__", None)
+    settled: dict[str, Any] = {}
+    with contextlib.suppress(Exception):  # 0.5.23 leaves in its arguments what was asked for, and keeps what came of it elsewhere
+        settled = importlib.import_module("sglang.srt.runtime_context").get_context().resolved_server_args_dict()
     fields = [
         "speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens", "speculative_token_map",
         "speculative_accept_threshold_single", "speculative_accept_threshold_acc", "speculative_attention_mode",
@@ -1504,8 +1513,6 @@ def _describe_sglang(worker: Any) -> dict[str, Any]:
         "num_spec_tokens": int(worker.speculative_num_draft_tokens) - 1, "topk": int(worker.topk),
         "draft_in_effect": {
             "class": type(draft).__name__, "algorithm": algorithm,
-            # SGLang's draft decides by width: states as wide as its embedding go past `fc`.
-            "fc_applied": algorithm.upper() == "EAGLE3" and layers is not None,
             "fc_input_width": width,
             "slots": getattr(inner, "num_aux_hidden_states", None) or (width // each if width and each else None),
             "norm_before_fc": getattr(inner, "input_norm", None) is not None,
@@ -1521,7 +1528,7 @@ def _describe_sglang(worker: Any) -> dict[str, Any]:
             "algorithm": algorithm, "num_steps_in_effect": int(worker.speculative_num_steps),
             "draft_graph": getattr(worker, "cuda_graph_runner", None) is not None,
             "draft_extend_graph": getattr(worker, "cuda_graph_runner_for_draft_extend", None) is not None,
-            **{name: _get(arguments, name) for name in fields},
+            **{name: _get(settled if name in settled else arguments, name) for name in fields},
             **{name: os.environ[name] for name in sorted(os.environ) if name.startswith("SGLANG_SIMULATE_ACC")},
         },
         "worker": type(worker).__module__ + "." + type(worker).__name__, "tensor_parallel_rank": 0, "pid": os.getpid(),
