@@ -19,7 +19,7 @@ demo: .venv/ready ## the case on the embedded pair: broken, diagnosed, fixed (AR
 	@$(BIN)/draftscope demo $(ARGS)
 
 test: .venv/ready ## the tests that need no engine and no long run
-	$(PYTEST) -m "embedded_quick or not (embedded or vllm or peers or remote)" $(ARGS)
+	$(PYTEST) -m "embedded_quick or not (embedded or vllm or peers or sglang or remote)" $(ARGS)
 
 test-embedded: .venv/ready ## the tests on the embedded pair
 	$(PYTEST) -m embedded $(ARGS)
@@ -39,8 +39,9 @@ test-peers: .venv/ready ## the tests against speculators and SpecForge, with vLL
 	@scripts/env-speculators "$(PYTHON)"
 	$(PYTEST) -n 0 -m "peers and not sglang" $(ARGS)
 
-test-sglang: .venv/ready ## the tests against SGLang's draft classes
+test-sglang: .venv/ready ## the tests against SGLang's draft classes, and against the workers of five releases, unpacked
 	@scripts/env-sglang "$(PYTHON)"
+	@scripts/env-sglang-wheels "$(BIN)/python"
 	$(PYTEST) -n 0 -m sglang $(ARGS)
 
 lint: .venv/ready ## ruff and mypy

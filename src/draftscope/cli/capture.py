@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import asdict
+from functools import wraps
+from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,6 +31,13 @@ from draftscope.errors import UsageError
 from draftscope.text import count, visible
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
+
+
+SGLANG_HELP = """Record what an EAGLE-3 draft receives in SGLang (0.5.5 to 0.5.23), around a server or a script of yours.
+
+The command runs as it would without this, CUDA graphs included, and gives its exit code; the file that runs inside it says in
+its head what it does. Budget and disk never change what is served. Exit code 3: the command ended well, but there is no capture.
+"""
 
 
 @app.callback()
@@ -87,10 +97,13 @@ def transformers(
         raise typer.Exit(3)
 
 
+SWEEPS = ("sweep", "target", "python", "tokens", "engine")
+
+
 @app.command("vllm")
 def vllm(
     command: Annotated[list[str] | None, typer.Argument(
-        metavar="-- COMMAND...", help="What to run: `vllm serve ...` or a script, in any environment.")] = None,
+        metavar="-- COMMAND...", help="What to run: the server or a script, in any environment.")] = None,
     out: Annotated[Path | None, typer.Option(
         "--out", "-o", metavar="DIR", help="Folder for the capture, one file a request.")] = None,
     emit: Annotated[Path | None, typer.Option(
@@ -122,7 +135,34 @@ def vllm(
 
     The command runs as it would without this, and gives its exit code; the file that runs inside it says in its head what it
     does. Budget and disk never change what is served. Exit code 3: the command ended well, but there is no capture.
+    With --sweep, vLLM runs the target over given tokens instead and keeps its state at every boundary.
     """
+    if sweep is not None:
+        _sweep(setup(quiet, json=json), sweep, out, target, python, tokens, engine)
+        return
+    _around("vllm", "vllm serve ...", command, out, emit, json, quiet, {
+        "max_bytes": parse_bytes(max_bytes), "max_requests": max_requests, "max_rows": max_rows, "max_seconds": max_seconds,
+        "share": share, "max_held": parse_bytes(max_held), "keep_free": parse_bytes(keep_free),
+        "fc_output": "yes" if fc_output else "no", "draft_states": "yes" if draft_states else "no",
+    })
+
+
+@app.command("sglang", help=SGLANG_HELP)
+@wraps(vllm)  # the same options, but for those of --sweep
+def sglang(command: list[str] | None, out: Path | None, emit: Path | None, json: str | None, quiet: bool, **options: Any) -> None:
+    options |= {name: parse_bytes(options[name]) for name in ("max_bytes", "max_held", "keep_free")}
+    options |= {name: "yes" if options[name] else "no" for name in ("fc_output", "draft_states")}
+    _around("sglang", "python -m sglang.launch_server ...", command, out, emit, json, quiet, options)
+
+
+setattr(sglang, "__signature__", signature(vllm, eval_str=True).replace(parameters=[  # noqa: B010 (mypy knows no such attribute)
+    parameter for name, parameter in signature(vllm, eval_str=True).parameters.items() if name not in SWEEPS
+]))
+
+
+def _around(engine: str, example: str, command: list[str] | None, out: Path | None, emit: Path | None, json: str | None,
+            quiet: bool, options: Mapping[str, Any]) -> None:
+    """Run a command with the part that runs inside in its processes, and say what was captured."""
     ui = setup(quiet, json=json)
     from draftscope.engines import launching
 
@@ -131,18 +171,11 @@ def vllm(
         ui.print(f"wrote {visible(emit)}; its head says how to use it")
         if not command:
             return
-    if sweep is not None:
-        _sweep(ui, sweep, out, target, python, tokens, engine)
-        return
     if not command or out is None:
-        raise UsageError("a capture needs --out DIR and a command", remedy="draftscope capture vllm -o DIR -- vllm serve ...")
+        raise UsageError("a capture needs --out DIR and a command", remedy=f"draftscope capture {engine} -o DIR -- {example}")
     if out.exists() and (not out.is_dir() or any(name.name != ".lock" for name in out.iterdir())):
         raise UsageError("is not an empty folder", where=str(out), remedy="Name a new one with --out: captures are not mixed")
-    code = launching.run(command, out, ",".join(f"{name}={value}" for name, value in {
-        "max_bytes": parse_bytes(max_bytes), "max_requests": max_requests, "max_rows": max_rows, "max_seconds": max_seconds,
-        "share": share, "max_held": parse_bytes(max_held), "keep_free": parse_bytes(keep_free),
-        "fc_output": "yes" if fc_output else "no", "draft_states": "yes" if draft_states else "no",
-    }.items()))
+    code = launching.run(command, out, ",".join(f"{name}={value}" for name, value in options.items()), engine)
     found = [launching.outcome(folder) for folder in (out, *sorted(out.glob("dp*")))]
     told = [one for one in found if one is not None]
     ui.write_json({"schema": "draftscope.capture/1", "folder": str(out), "exit_code": code, "captures": told})
@@ -151,7 +184,8 @@ def vllm(
         for note in (*one.get("notes", ()), *filter(None, [one.get("stopped")])):
             ui.note(str(note))
     if not told:
-        ui.note("nothing was captured: no vLLM worker with a model came up, or its Python does not see the plugin (its log says)")
+        missing = "vLLM worker with a model came up" if engine == "vllm" else "EAGLE worker of SGLang's served anything"
+        ui.note(f"nothing was captured: no {missing}, or its Python does not see the plugin (its log says)")
     if code or not any(one["captured"].get("requests") for one in told):
         raise typer.Exit(code or 3)
 
@@ -184,9 +218,9 @@ def _counted(captured: dict[str, Any]) -> str:
     if left or captured["tails_cut"]:
         said += f"; left out {count(left, 'request')}, and {count(captured['rows_cut'], 'row')} of {captured['tails_cut']} others"
     return said
+
+
 app.command("verify")(verify.command)
-
-
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 
 

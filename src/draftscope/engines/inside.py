@@ -10,7 +10,9 @@ and one of these brings the file into the engine's processes (its directory on P
 
     vLLM, draftscope installed beside it    nothing more: it is a `vllm.general_plugins` entry point
     vLLM, this file alone                   vllm serve ... --worker-extension-cls NAME_OF_THIS_FILE.Extension
-    either way                              draftscope capture vllm -o DIR -- vllm serve ...
+    SGLang from 0.5.11, draftscope beside   nothing more: it is an `sglang.srt.plugins` entry point
+    SGLang from 0.5.10, this file alone     SGLANG_EXTERNAL_MODEL_PACKAGE=NAME_OF_THIS_FILE
+    in any way, SGLang from 0.5.5           draftscope capture vllm (or sglang) -o DIR -- vllm serve ...
 
 (Ray starts workers with an environment of its own: name the variables, PYTHONPATH too, in VLLM_RAY_EXTRA_ENV_VARS_TO_COPY.)
 
@@ -34,15 +36,20 @@ import dataclasses
 import fcntl
 import functools
 import importlib
+import importlib.abc
+import importlib.metadata
 import inspect
+import itertools
 import json
 import logging
 import multiprocessing.util
 import os
 import queue
 import re
+import sys
 import threading
 import time
+import weakref
 import zlib
 from array import array
 from collections.abc import Callable, Mapping, Sequence
@@ -194,6 +201,7 @@ class Pass:
         self.by_row: dict[str, Tensor] = {}
         self.by_request: dict[str, Tensor] = {}
         self.fits = [True] * len(chosen)
+        self.drop_rejected = False  # the rejected rows are none of the draft's: an engine that fills up blocks
         self.event: Any = None  # of the copies, see `Carrier.mark`
         self._carrier = recorder.carrier
         self._ranges: list[list[int]] = []
@@ -268,12 +276,15 @@ class Recorder:
     and `draft_input_ids` [rows] (the token that the draft was given with each row).
     Per request: `rejected` [R] (rows at the end of its own that verification rejected), `following` [R] (the token that the
     target chose after the last row that was kept), `drafts` [R, K] (drafted in this pass, verified in the next),
-    optionally `draft_states` [R, K, H] (what they were read from).
+    optionally `draft_states` [R, K, H] (what they were read from). Where drafts are known only when they are verified, their
+    pass gives `tested` [R, K] instead, and `tested_states` [R, K, H]; a tree gives `first_child`, `next_sibling` [R, 1 + K] too
+    (nodes, 0 = the last step's bonus token, -1 = none).
     """
 
     def __init__(self, options: Options, describe: Mapping[str, Any], *, k: int, log: logging.Logger = LOG) -> None:
         self.options, self.describe, self.k, self.log = options, dict(describe), k, log
         self.carrier = Carrier()
+        self.idle: Callable[[], None] | None = None  # called on the writer's thread while nothing happens
         self.stopped: str | None = None
         self.notes: list[str] = []
         self.captured: dict[str, Any] = {
@@ -424,6 +435,8 @@ class Recorder:
                 try:
                     item = self._queue.get(timeout=1.0)
                 except queue.Empty:
+                    if self.idle is not None:
+                        self.idle()
                     self._write_running(final=False)  # an engine at rest may be left, or killed, at any moment
                     continue
                 if isinstance(item, Pass):
@@ -446,8 +459,8 @@ class Recorder:
         """Deal the rows of a pass to its requests."""
         given.arrived()
         lists = {name: given.by_row.pop(name).tolist() for name in ("token_ids", "positions")}
-        of_request = {name: given.by_request[name].tolist() for name in ("rejected", "following", "drafts")}
-        states = given.by_request.get("draft_states")
+        of_request = {name: tensor.tolist() for name, tensor in given.by_request.items() if not name.endswith("states")}
+        states, tested_states = given.by_request.get("draft_states"), given.by_request.get("tested_states")
         alone = len(given.tickets) == 1 and given.event is None
         start = 0
         for i, (ticket, count) in enumerate(zip(given.tickets, given.counts, strict=True)):
@@ -458,11 +471,19 @@ class Recorder:
             record = self._records.get(ticket.number)
             if record is None:
                 record = self._records[ticket.number] = _Record(ticket, self.k)
-            rows = {name: tensor if alone else tensor[start:stop].clone() for name, tensor in given.by_row.items()}
+            kept = count - of_request["rejected"][i]
+            end = start + (kept if given.drop_rejected else count)
+            rows = {name: tensor if alone and end - start == len(tensor) else tensor[start:end].clone()
+                    for name, tensor in given.by_row.items()}
+            tree = "first_child" in of_request
             record.add(
-                rows, lists["token_ids"][start:stop], lists["positions"][start:stop],
-                kept=count - of_request["rejected"][i], following=of_request["following"][i], verified=given.drafted[i],
-                drafts=of_request["drafts"][i], states=None if states is None else states[i].clone(),
+                rows, lists["token_ids"][start:end], lists["positions"][start:end],
+                kept=kept, following=of_request["following"][i], verified=given.drafted[i],
+                drafts=of_request["drafts"][i] if "drafts" in of_request else [],
+                states=None if states is None else states[i].clone(),
+                tested=of_request["tested"][i] if "tested" in of_request else None,
+                tested_states=None if tested_states is None else tested_states[i].clone(),
+                parents=_parents(of_request["first_child"][i], of_request["next_sibling"][i]) if tree else None,
             )
             start = stop
 
@@ -539,6 +560,7 @@ class _Record:
         self.drafted: list[list[int]] = []
         self.counts = array("q")
         self.states: list[Tensor | None] = []
+        self.parents: list[list[int]] = []  # of trees: the column of the drafted token that each goes on from, -1 = the bonus
         self.missing = self.recomputed = self.after_end = 0
         self.changed = self.ended = False
         self._next: int | None = None  # position of the next row
@@ -546,7 +568,8 @@ class _Record:
         self._draft_states: Tensor | None = None
 
     def add(self, rows: Mapping[str, Tensor], ids: list[int], positions: list[int], *, kept: int, following: int, verified: int,
-            drafts: list[int], states: Tensor | None) -> None:
+            drafts: list[int], states: Tensor | None, tested: list[int] | None = None, tested_states: Tensor | None = None,
+            parents: list[int] | None = None) -> None:
         """Rows of one pass: `kept` of them stand, the rest was rejected; `verified` drafted tokens were put to the test."""
         prompt = len(self.ticket.about.prompt)
         if self._next is None:
@@ -576,14 +599,17 @@ class _Record:
         self.accepted.extend([1] * (kept - again) + [0] * (len(ids) - kept))
         self.verified.extend([-1] * given + chosen[given:] + [-1] * (len(ids) - kept))
         if verified:
-            # Some engines hand the draft the kept rows alone: then the ids are known from when they were drafted.
-            tested = ids[1:] if len(ids) == verified + 1 else self._drafts[:verified]
+            if tested is None:
+                # Some engines hand the draft the kept rows alone: then the ids are known from when they were drafted.
+                tested = ids[1:] if len(ids) == verified + 1 else self._drafts[:verified]
+                same = self._draft_states is not None and self._drafts[:verified] == tested
+                tested_states = self._draft_states[:verified] if same and self._draft_states is not None else None
             self.drafted.append(tested)
             self.counts.append(kept - 1)
-            same = self._draft_states is not None and self._drafts[:verified] == tested
-            self.states.append(self._draft_states[:verified] if same and self._draft_states is not None else None)
+            self.states.append(tested_states)
+            self.parents.append(parents or [])
         self._drafts, self._draft_states = drafts, states
-        self._next = positions[0] + kept
+        self._next = max(self._next, positions[0] + kept)
         self.ended = self._ends(chosen[given:])
         self.changed = True
 
@@ -604,6 +630,7 @@ class _Record:
 
     def columns(self) -> dict[str, Column]:
         rows = (len(self.token_ids),)
+        # What some passes had and others had not (`fc` inside a CUDA graph) is no column.
         found = {name: Column.of(pieces) for name, pieces in self.rows.items() if sum(map(len, pieces)) == rows[0]}
         found |= {
             "token_ids": Column("I64", rows, [self.token_ids]), "positions": Column("I64", rows, [self.positions]),
@@ -614,8 +641,9 @@ class _Record:
             found["prefix_token_ids"] = Column("I64", (self.missing,), [array("q", self.ticket.about.prompt[: self.missing])])
         if self.counts:
             k = max(self.k, *map(len, self.drafted))
-            padded = array("q", (token for ids in self.drafted for token in [*ids, *[-1] * (k - len(ids))]))
-            found["draft_token_ids"] = Column("I64", (len(self.counts), k), [padded])
+            found["draft_token_ids"] = Column("I64", (len(self.counts), k), [_padded(self.drafted, k)])
+            if any(self.parents):
+                found["draft_parents"] = Column("I64", (len(self.counts), k), [_padded(self.parents, k)])
             found["accepted_counts"] = Column("I64", (len(self.counts),), [self.counts])
             states = [state for state in self.states if state is not None]
             if len(states) == len(self.counts):
@@ -623,6 +651,20 @@ class _Record:
                 pieces = [piece for state in states for piece in (state, bytes((k - len(state)) * width * size))]
                 found["draft_states"] = Column(_DTYPES[states[0].dtype], (len(states), k, width), pieces)
         return found
+
+
+def _padded(lists: Sequence[list[int]], width: int) -> array[int]:
+    return array("q", (number for numbers in lists for number in [*numbers, *[-1] * (width - len(numbers))]))
+
+
+def _parents(first_child: list[int], next_sibling: list[int]) -> list[int]:
+    """Of each drafted node of a tree the column of the drafted node above it, -1 under the root (node 0, not a column)."""
+    parents = [-1] * len(first_child)
+    for node, child in enumerate(first_child):
+        while child > 0:
+            parents[child] = node - 1
+            child = next_sibling[child]
+    return parents[1:]
 
 
 # --- 4. vLLM ------------------------------------------------------------------------------------------------------------
@@ -975,7 +1017,542 @@ def _rope(layer: Any) -> dict[str, Any] | None:
 
 # --- 5. SGLang ----------------------------------------------------------------------------------------------------------
 #
-# Its attachment goes here: the same calls of `Recorder`, from SGLang's objects.
+# Two kinds of worker drive a draft; read in the releases 0.5.5 to 0.5.23 (docs/capture-sglang.md has the table):
+#   V1 `eagle_worker.py` (to 0.5.12, one thread):
+#     forward_draft_extend(batch, hidden_states, next_token_ids)   a prefill's rows
+#     draft(batch), verify(batch)                                  drafted tokens and what became of them
+#     forward_draft_extend_after_decode(batch)                     the accepted rows of requests that go on
+#   V2 `eagle_worker_v2.py` (overlapped scheduling; the only one from 0.5.14 on):
+#     _draft_extend_for_prefill(batch, target_hidden_states, next_token_ids)
+#     draft(batch), _draft_extend_for_decode(batch, result)        all rows of a verify step; `accept_lens` counts the bonus
+# All of them run between the CUDA graphs, on the stream that the graphs run on. They are wrapped on the classes; the first call
+# on a worker, when models and graphs are in place, attaches to it. What the target left behind may lie in a graph's buffers:
+# it is cloned on that stream, in its order. Row 0 of a step stands at `seq_lens`, the number of tokens computed before it.
+
+_SGLANG = "sglang.srt.speculative."
+_V1_CALLS = {"forward_draft_extend": "prefill", "draft": "drafting", "verify": "verifying",
+             "forward_draft_extend_after_decode": "accepted"}
+_V2_CALLS = {"_draft_extend_for_prefill": "prefill", "draft": "drafting", "_draft_extend_for_decode": "decode"}
+_WORKERS: dict[str, tuple[str, dict[str, str]]] = {
+    _SGLANG + "eagle_worker": ("EAGLEWorker", _V1_CALLS),
+    _SGLANG + "multi_layer_eagle_worker": ("MultiLayerEagleWorker", _V1_CALLS),
+    _SGLANG + "eagle_worker_v2": ("EagleDraftWorker", _V2_CALLS),
+    _SGLANG + "multi_layer_eagle_worker_v2": ("MultiLayerEagleDraftWorker", _V2_CALLS),
+}
+_SGLANG_SEEN = ("0.5.5", "0.5.10", "0.5.11", "0.5.12", "0.5.14", "0.5.23")
+_SGLANG_LOG = logging.getLogger("sglang.draftscope_capture")
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Wraps the workers' classes as soon as their modules have been imported."""
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        if name not in _WORKERS:
+            return None
+        found = (getattr(finder, "find_spec", None) for finder in sys.meta_path if not isinstance(finder, _Finder))
+        spec = next((spec for find in found if find is not None and (spec := find(name, path, target)) is not None), None)
+        loader = getattr(spec, "loader", None)
+        if loader is not None:
+            execute = loader.exec_module
+
+            def exec_module(module: Any) -> None:
+                execute(module)
+                wrap_sglang(module)
+
+            loader.exec_module = exec_module
+        return spec
+
+
+def watch_sglang() -> None:
+    """From now on every EAGLE worker of this process is attached to when it first works."""
+    for name in _WORKERS:
+        if name in sys.modules:
+            wrap_sglang(sys.modules[name])
+    if not any(type(finder).__name__ == _Finder.__name__ for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+
+
+def wrap_sglang(module: Any) -> None:
+    """Wrap the calls of a worker module's class; twice is once."""
+    name, calls = _WORKERS[module.__name__]
+    kind = getattr(module, name, None)
+    if kind is not None and _MARK not in vars(kind):
+        setattr(kind, _MARK, VERSION)
+        for call, handler in calls.items():
+            if inspect.isfunction(vars(kind).get(call)):
+                setattr(kind, call, _around(vars(kind)[call], handler))
+
+
+def _around(inner: Callable[..., Any], handler: str) -> Callable[..., Any]:
+    signature = inspect.signature(inner)
+
+    @functools.wraps(inner)
+    def called(self: Any, *args: Any, **named: Any) -> Any:
+        attached = _attached_to(self)
+        if attached is None or attached.recorder.stopped is not None:
+            return inner(self, *args, **named)
+        given: dict[str, Any] = {}
+
+        def bind() -> None:
+            given.update(signature.bind(self, *args, **named).arguments)
+            given["batch"] = list(given.values())[1]  # `model_worker_batch` in some
+
+        attached.safely(bind)
+        before, after = getattr(attached, handler), getattr(attached, handler + "_done", None)
+        attached.safely(before, given)
+        try:
+            result = inner(self, *args, **named)
+        except BaseException:
+            attached.open = None
+            raise
+        if after is not None:
+            attached.safely(after, given, result)
+        return result
+
+    return called
+
+
+def _attached_to(worker: Any) -> _SGLang | None:
+    """What records on this worker, None where nothing does; attaches when asked first."""
+    if _MARK not in vars(worker):
+        setattr(worker, _MARK, None)
+        try:
+            setattr(worker, _MARK, _attach_sglang(worker))
+        except NotHere as error:
+            _SGLANG_LOG.warning("draftscope captures nothing: %s", error)
+        except Exception as error:
+            _SGLANG_LOG.warning("draftscope captures nothing: %s: %s", type(error).__name__, error)
+    attached: _SGLang | None = vars(worker)[_MARK]
+    return attached
+
+
+def _attach_sglang(worker: Any) -> _SGLang | None:
+    options = Options.from_environment()
+    if options is None:
+        return None
+    shard, group = _place(worker)
+    if shard:  # what reaches `fc` is whole on every tensor-parallel rank
+        return None
+    if group is not None:
+        options = dataclasses.replace(options, folder=os.path.join(options.folder, f"dp{group}"))
+    attached = _SGLang(worker)
+    recorder = Recorder(options, _describe_sglang(worker), k=attached.nodes - 1, log=_SGLANG_LOG)
+    attached.install(recorder)
+    atexit.register(attached.close)
+    multiprocessing.util.Finalize(None, attached.close, exitpriority=0)
+    for note in recorder.notes:
+        _SGLANG_LOG.warning("draftscope capture: %s", note)
+    _SGLANG_LOG.info("draftscope captures into %s: layers_to_capture %s", options.folder, recorder.describe.get("layer_ids"))
+    return attached
+
+
+def _place(worker: Any) -> tuple[int, int | None]:
+    """The worker's place among those that hold the same rows, and which data-parallel group's they are (None = there is one)."""
+    arguments = worker.server_args
+    tensor, groups = int(arguments.tp_size), int(getattr(arguments, "dp_size", 1) or 1)
+    parts = int(getattr(arguments, "attn_cp_size", 1) or 1)
+    if parts > 1:
+        raise NotHere("context parallelism splits a request's rows among ranks")
+    rank = getattr(worker, "tp_rank", None)
+    if rank is None:  # 0.5.23 hands it to no worker
+        rank = torch.distributed.get_rank() % tensor if torch.distributed.is_initialized() else 0
+    if groups > 1 and getattr(arguments, "enable_dp_attention", False):
+        same = tensor // groups
+        return rank % same, rank // same
+    if groups > 1:
+        replica = getattr(worker, "dp_rank", None)
+        if replica is None:
+            replica = getattr(importlib.import_module("sglang.srt.runtime_context").get_parallel(), "dp_rank", None)
+        return rank, os.getpid() if replica is None else int(replica)
+    return rank, None
+
+
+def _draft_runner(worker: Any) -> Any:
+    """The model runner of the draft, the first of several."""
+    if callable(several := getattr(worker, "mtp_model_runner", None)) and not hasattr(worker, "draft_runner_list"):
+        return several(0)
+    several = getattr(worker, "draft_runner_list", None)
+    if several:
+        return several[0]
+    return getattr(worker, "draft_runner", None) or worker.draft_model_runner
+
+
+class _SGLang:
+    """What records on one worker."""
+
+    recorder: Recorder
+
+    def __init__(self, worker: Any) -> None:
+        self.worker, self.runner = worker, _draft_runner(worker)
+        self.several = "MultiLayer" in type(worker).__name__
+        algorithm = str(getattr(worker.speculative_algorithm, "name", worker.speculative_algorithm))
+        if algorithm.upper() == "STANDALONE":
+            raise NotHere("a standalone draft receives no hidden states")
+        self.fc: Any = getattr(getattr(self.runner.model, "model", None), "fc", None)
+        if self.fc is None:
+            raise NotHere(f"its draft, {type(self.runner.model).__name__}, has no `fc`: no EAGLE-3 draft")
+        self.topk, self.nodes = int(worker.topk), int(worker.speculative_num_draft_tokens)
+        self.open: Pass | None = None
+        self.following: dict[str, Any] = {}  # requests by id, weakly
+        self.in_draft = self.wants_states = False
+        self.states: list[Tensor] = []  # [R, H] each, what the drafted tokens were read from
+        self.width: int | None = None  # of the states received
+        self.verified: Any = None  # V1: what `verify` was given
+        self.total = 0
+
+    def install(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        recorder.idle = self.rest
+        version = str(recorder.describe.get("engine_version"))
+        if version not in _SGLANG_SEEN:
+            recorder.notes.append(f"SGLang {version} is not among the versions this was written for "
+                                  f"({', '.join(_SGLANG_SEEN)}); attached by what its workers offer")
+        if recorder.options.fc_output:
+            if getattr(self.worker, "cuda_graph_runner_for_draft_extend", None) is not None:
+                recorder.notes.append("fc_output is left out: `fc` runs inside the draft's CUDA graph")
+            else:
+                self.fc.register_forward_hook(lambda module, args, output: self.safely(self.row, "fc_output", output))
+        without = self.lacks_states()
+        if recorder.options.draft_states and without is not None:
+            recorder.notes.append(f"draft_states are left out: {without}")
+        self.wants_states = recorder.options.draft_states and without is None
+        if self.wants_states:
+            forward = self.runner.forward
+
+            @functools.wraps(forward)
+            def step(*args: Any, **named: Any) -> Any:
+                output = forward(*args, **named)
+                if self.in_draft:
+                    self.safely(self.ran, output)
+                return output
+
+            self.runner.forward = step
+        recorder._write_description()
+
+    def lacks_states(self) -> str | None:
+        """Why the draft's states are not to be had here."""
+        if self.topk > 1:
+            return "a tree's are not in the order of its nodes"
+        if self.several:
+            return "every drafted token has a draft layer of its own"
+        if getattr(self.runner.model.model, "norm_output", False):
+            return "with norm_output the draft hands out its states after its final norm only"
+        if getattr(self.worker, "cuda_graph_runner", None) is not None and self.worker.speculative_num_steps > 1:
+            return "all but the first stay inside the draft's CUDA graph"
+        return None
+
+    def safely(self, call: Callable[..., Any], *args: Any) -> None:
+        if self.recorder.stopped is None:
+            begun = time.perf_counter()
+            try:
+                call(*args)
+            except Exception as error:
+                self.open = None
+                self.recorder.stop(f"{type(error).__name__} in {getattr(call, '__name__', 'a call')}: {error}")
+            self.recorder.captured["engine_seconds"] += time.perf_counter() - begun
+
+    # Requests.
+
+    def follow(self, requests: Sequence[Any]) -> list[str]:
+        """The ids of a pass's requests; those that are new begin, those that have ended end."""
+        names = [str(request.rid) for request in requests]
+        self.poll(frozenset(names))
+        for name, request in zip(names, requests, strict=True):
+            known = self.following.get(name)
+            if known is not None and known() is not request:  # an id of the user's, used again
+                self.recorder.finished(name)
+                known = None
+            if known is None:
+                self.following[name] = weakref.ref(request)
+                if name.startswith("HEALTH_CHECK"):
+                    self.recorder._tickets[name] = None
+                else:
+                    self.recorder.started(name, _about_sglang(request))
+        return names
+
+    def poll(self, but: frozenset[str] = frozenset()) -> None:
+        for name, known in list(self.following.items()):
+            if name not in but and ((request := known()) is None or request.finished()):
+                self.following.pop(name, None)
+                self.recorder.finished(name)
+
+    def rest(self) -> None:
+        if self.open is None:
+            self.poll()
+
+    def close(self) -> None:
+        self.poll()
+        self.recorder.close()
+
+    # Prefill, the same in both kinds of worker.
+
+    def prefill(self, given: dict[str, Any]) -> None:
+        batch = given["batch"]
+        if batch.forward_mode.is_idle() or not (requests := self.requests(batch)):
+            return
+        counts = _numbers(_first(batch, "extend_lens", "extend_seq_lens"))
+        starts = _numbers(_first(batch, "prefix_lens", "extend_prefix_lens"))
+        hidden = given["target_hidden_states"] if "target_hidden_states" in given else given["hidden_states"]
+        if self.begin(requests, counts, [0] * len(counts), hidden) and self.open is not None:
+            self.open.rows("token_ids", batch.input_ids.long().clone())
+            self.open.rows("positions", _ranges(starts, counts))
+            following = given["next_token_ids"].long().clone()
+            self.open.each("following", following)
+            self.open.each("rejected", torch.zeros_like(following))
+
+    def prefill_done(self, given: dict[str, Any], result: Any) -> None:
+        if self.open is not None and not self.several:  # several layers go on rotating
+            self.open.rows("draft_input_ids", given["batch"].input_ids.long().clone())
+        self.commit()
+
+    # V2: all rows of a verify step, with a device's numbers.
+
+    def decode(self, given: dict[str, Any]) -> None:
+        batch, result = given["batch"], given["batch_result"]
+        if batch.forward_mode.is_idle() or not (requests := self.requests(batch)):
+            return
+        verified, r, nodes = batch.spec_info, len(requests), int(batch.spec_info.draft_token_num)
+        if self.begin(requests, [nodes] * r, [nodes - 1] * r, result.logits_output.hidden_states) and self.open is not None:
+            kept = result.accept_lens[:r].long()
+            # After each row; of a tree, along the accepted path, which stands in front.
+            chosen = result.next_token_ids[: r * nodes].long().view(r, nodes)
+            tokens = verified.draft_token[: r * nodes].long().view(r, nodes)
+            rows = tokens if int(verified.topk) == 1 else torch.cat([tokens[:, :1], chosen[:, :-1]], 1)
+            places = batch.seq_lens[:r].long()[:, None] + torch.arange(nodes, device=batch.seq_lens.device)
+            self.open.rows("token_ids", rows.flatten().clone())
+            self.open.rows("positions", places.flatten())
+            self.open.rows("draft_input_ids", chosen.flatten().clone())
+            self.open.each("following", chosen.gather(1, (kept - 1)[:, None]).squeeze(1))
+            self.open.each("rejected", nodes - kept)
+            self.tell_tested(verified, tokens, None)
+
+    def decode_done(self, given: dict[str, Any], result: Any) -> None:
+        self.commit()
+
+    # V1: the accepted rows of requests that go on.
+
+    def verifying(self, given: dict[str, Any]) -> None:
+        self.verified = given.get("spec_info", given["batch"].spec_info)
+
+    def verifying_done(self, given: dict[str, Any], result: Any) -> None:
+        """The draft has no use for the last step of a request that has ended, and gets nothing of it."""
+        ended = [request for request in given["batch"].reqs if request.finished()]
+        if ended and not given["batch"].forward_mode.is_idle():
+            last = sum(self.recorder._tickets.get(name) is not None for name in (str(request.rid) for request in ended))
+            counted = self.recorder.captured
+            counted["last_steps_not_drafted"] = counted.get("last_steps_not_drafted", 0) + last
+
+    def accepted(self, given: dict[str, Any]) -> None:
+        batch = given["batch"]
+        verified, self.verified = self.verified, None
+        extend = batch.spec_info
+        ids = getattr(extend, "input_ids", None)
+        ids = extend.verified_id if ids is None else ids
+        if batch.forward_mode.is_idle() or verified is None:
+            return
+        going = [i for i, request in enumerate(batch.reqs) if not request.finished()]
+        if not going or not len(ids):
+            return
+        counts = getattr(extend, "num_accepted_tokens_cpu", None) or getattr(extend, "num_accept_tokens_cpu", None)
+        counts = _numbers(counts) if counts else [count + 1 for count in _numbers(extend.accept_length_cpu)]
+        nodes = int(verified.draft_token_num)
+        requests = [batch.reqs[i] for i in going]
+        if self.begin(requests, counts, [nodes - 1] * len(going), extend.hidden_states) and self.open is not None:
+            ends = _numbers(_first(extend, "seq_lens_for_draft_extend_cpu", "seq_lens_cpu"))
+            bounds = [0, *itertools.accumulate(counts)]
+            tokens, ids = verified.draft_token.long().view(-1, nodes), ids.long()
+            if len(going) < len(batch.reqs):
+                tokens = tokens[_on(going, tokens)]
+            rows = torch.cat([ids[:1], ids[:-1]])
+            rows[_on(bounds[:-1], ids)] = tokens[:, 0]
+            self.open.rows("token_ids", rows)
+            self.open.rows("positions", _ranges([end - count for end, count in zip(ends, counts, strict=True)], counts))
+            self.open.rows("draft_input_ids", ids.clone())
+            following = ids[_on(bounds[1:], ids) - 1]
+            self.open.each("following", following)
+            self.open.each("rejected", torch.zeros_like(following))
+            self.tell_tested(verified, tokens, going)
+
+    def accepted_done(self, given: dict[str, Any], result: Any) -> None:
+        self.commit()
+
+    # The draft's own steps.
+
+    def drafting(self, given: dict[str, Any]) -> None:
+        self.states, self.in_draft = [], False
+        hidden = getattr(given["batch"].spec_info, "hidden_states", None)
+        if self.wants_states and hidden is not None and not given["batch"].forward_mode.is_idle():
+            self.states.append(hidden.clone())
+            self.in_draft = True
+
+    def drafting_done(self, given: dict[str, Any], result: Any) -> None:
+        self.in_draft = False
+
+    def ran(self, output: Any) -> None:
+        output = output[0] if isinstance(output, tuple) else getattr(output, "logits_output", output)
+        self.states.append(output.hidden_states.clone())
+
+    # What all passes have.
+
+    def requests(self, batch: Any) -> Sequence[Any]:
+        requests: Sequence[Any] | None = getattr(batch, "reqs", None)
+        if requests is None:
+            raise NotHere("its batches name no requests: run it with SGLANG_ENABLE_SPEC_V2=0")
+        return requests
+
+    def begin(self, requests: Sequence[Any], counts: list[int], drafted: list[int], hidden: Tensor) -> bool:
+        names = self.follow(requests)
+        self.total = sum(counts)
+        if len(names) != len(counts) or len(hidden) < self.total:
+            raise ValueError(f"{len(hidden)} states and {len(names)} requests for {self.total} rows of {len(counts)}")
+        if self.width is None:
+            # SGLang's draft decides by width: states as wide as its embedding go past `fc`.
+            self.width, embedding = hidden.shape[-1], _get_weight(self.runner.model.model, "embed_tokens")
+            applied = None if embedding is None else self.width != embedding.shape[-1]
+            self.recorder.describe["draft_in_effect"] |= {"fc_applied": applied, "fc_received_width": self.width}
+        self.open = self.recorder.begin(names, [0, *itertools.accumulate(counts)], drafted)
+        if self.open is not None:
+            self.open.rows("fc_input", hidden[: self.total].clone())
+        return self.open is not None
+
+    def tell_tested(self, verified: Any, tokens: Tensor, going: list[int] | None) -> None:
+        """Drafted tokens, their tree and their states. `going`: which of the verified requests the pass is of, None = all."""
+        if self.open is None:
+            return
+        r, nodes = tokens.shape
+        at = None if going is None else _on(going, tokens)
+        self.open.each("tested", tokens[:, 1:].clone())
+        if int(verified.topk) > 1:
+            self.open.drop_rejected = True
+            for name, was, now in (("first_child", "retrive_next_token", "retrieve_next_token"),
+                                   ("next_sibling", "retrive_next_sibling", "retrieve_next_sibling")):
+                links = _first(verified, now, was).long()
+                self.open.each(name, (links[:r] if at is None else links[at]).clone())
+        elif 1 < nodes <= len(self.states) + 1:
+            states = torch.stack(self.states[: nodes - 1], 1)
+            self.open.each("tested_states", states[:r] if at is None else states[at])
+
+    def row(self, name: str, tensor: Any) -> None:
+        tensor = tensor[0] if isinstance(tensor, tuple) else tensor
+        whole = getattr(getattr(self.runner.model, "config", None), "hidden_size", tensor.shape[-1])  # else a rank's part
+        if self.open is not None and name not in self.open.by_row and len(tensor) >= self.total and tensor.shape[-1] == whole:
+            self.open.rows(name, tensor[: self.total].clone())
+
+    def commit(self) -> None:
+        done, self.open = self.open, None
+        if done is not None:
+            self.recorder.commit(done)
+
+
+def _first(thing: Any, *names: str) -> Any:
+    """The first of some attributes that a version has."""
+    found = next((value for name in names if (value := getattr(thing, name, None)) is not None), None)
+    if found is None:
+        raise AttributeError(f"{type(thing).__name__} has none of {', '.join(names)}")
+    return found
+
+
+def _on(numbers: list[int], like: Tensor) -> Tensor:
+    """As a tensor on another's device, without waiting for it."""
+    return torch.tensor(numbers).to(like.device, non_blocking=True)
+
+
+def _ranges(starts: Sequence[int], counts: Sequence[int]) -> Tensor:
+    return torch.cat([torch.arange(start, start + count) for start, count in zip(starts, counts, strict=True)])
+
+
+def _numbers(values: Any) -> list[int]:
+    return [int(value) for value in (values.tolist() if isinstance(values, Tensor) else values)]
+
+
+def _about_sglang(request: Any) -> About:
+    sampling, tokenizer = request.sampling_params, getattr(request, "tokenizer", None)
+    stops = set(sampling.stop_token_ids or ())
+    if not sampling.ignore_eos:
+        stops |= set(request.eos_token_ids or ())
+        if tokenizer is not None:
+            stops |= {tokenizer.eos_token_id, *(getattr(tokenizer, "additional_stop_token_ids", None) or ())} - {None}
+    most = sampling.max_new_tokens
+    return About(
+        list(request.origin_input_ids), max_tokens=1 << 62 if most is None else most, min_tokens=sampling.min_new_tokens or 0,
+        # SGLang turns temperature 0 into 1 with the first token alone to choose from.
+        stop_ids=frozenset(stops), temperature=0.0 if sampling.top_k == 1 else sampling.temperature,
+    )
+
+
+def _describe_sglang(worker: Any) -> dict[str, Any]:
+    """capture.json's description, read from the objects in use: layer ids above all, which one may set and another reset."""
+    arguments, runner = worker.server_args, _draft_runner(worker)
+    target = worker.target_worker.model_runner.model
+    draft, inner = runner.model, runner.model.model
+    modules = list(target.modules()) if isinstance(target, torch.nn.Module) else []
+    layers = next((list(ids) for m in modules if (ids := getattr(m, "layers_to_capture", None))), None)
+    stack = list(getattr(inner, "layers", None) or filter(None, [getattr(inner, "midlayer", None)]))
+    held = {id(p) for p in target.parameters()} if modules else set()
+    embedding, head = _get_weight(inner, "embed_tokens"), _get_weight(draft, "lm_head")
+    config = getattr(getattr(runner, "model_config", None), "hf_config", None)
+    width, each = _width(inner.fc), getattr(inner, "hidden_size_in", None)
+    hot = getattr(draft, "hot_token_id", None)
+    algorithm = str(getattr(worker.speculative_algorithm, "name", worker.speculative_algorithm))
+    try:
+        version: Any = importlib.metadata.version("sglang")
+    except importlib.metadata.PackageNotFoundError:
+        version = getattr(sys.modules.get("sglang"), "__version__", None)
+    settled: dict[str, Any] = {}
+    with contextlib.suppress(Exception):  # 0.5.23 leaves in its arguments what was asked for, and keeps what came of it elsewhere
+        settled = importlib.import_module("sglang.srt.runtime_context").get_context().resolved_server_args_dict()
+    fields = [
+        "speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens", "speculative_token_map",
+        "speculative_accept_threshold_single", "speculative_accept_threshold_acc", "speculative_attention_mode",
+        "speculative_draft_window_size", "speculative_use_rejection_sampling", "speculative_use_block_verification",
+        "speculative_adaptive", "speculative_draft_model_quantization", "enable_multi_layer_eagle", "disable_overlap_schedule",
+        "disable_cuda_graph", "enable_torch_compile", "disable_radix_cache", "chunked_prefill_size", "page_size", "dtype",
+        "quantization", "kv_cache_dtype", "context_length", "attention_backend", "prefill_attention_backend",
+        "decode_attention_backend", "tp_size", "pp_size", "dp_size", "enable_dp_attention", "ep_size", "disaggregation_mode",
+    ]
+    return {
+        "engine": "sglang", "engine_version": version, "model": _get(arguments, "model_path"),
+        "draft": _get(arguments, "speculative_draft_model_path"), "layer_ids": layers,
+        "layer_ids_are": "layers_to_capture in effect: the residual stream before the layer of that number",
+        "layer_ids_configured": _listed(_get_raw(config, "eagle_config", "eagle_aux_hidden_state_layer_ids")),
+        "num_spec_tokens": int(worker.speculative_num_draft_tokens) - 1, "topk": int(worker.topk),
+        "draft_in_effect": {
+            "class": type(draft).__name__, "algorithm": algorithm,
+            "fc_input_width": width,
+            "slots": getattr(inner, "num_aux_hidden_states", None) or (width // each if width and each else None),
+            "norm_before_fc": getattr(inner, "input_norm", None) is not None,
+            "fc_norm": getattr(inner, "fc_norm", None) is not None,
+            "norm_output": bool(getattr(inner, "norm_output", False)), "norm_before_residual": False,
+            "d2t": hot is not None, "d2t_all_zero": None if hot is None else bool((hot.cpu() == torch.arange(len(hot))).all()),
+            "embedding_shared": embedding is not None and id(embedding) in held,
+            "head_shared": head is not None and id(head) in held,
+            "rope": _rope(stack[0] if stack else None), "layers": len(stack), "dtype": str(getattr(runner, "dtype", None)),
+            "capture_aux_hidden_states": next((True for m in modules if getattr(m, "capture_aux_hidden_states", False)), False),
+        },
+        "switches": {
+            "algorithm": algorithm, "num_steps_in_effect": int(worker.speculative_num_steps),
+            "draft_graph": getattr(worker, "cuda_graph_runner", None) is not None,
+            "draft_extend_graph": getattr(worker, "cuda_graph_runner_for_draft_extend", None) is not None,
+            **{name: _get(settled if name in settled else arguments, name) for name in fields},
+            **{name: os.environ[name] for name in sorted(os.environ) if name.startswith("SGLANG_SIMULATE_ACC")},
+        },
+        "worker": type(worker).__module__ + "." + type(worker).__name__, "tensor_parallel_rank": 0, "pid": os.getpid(),
+        "torch": torch.__version__,
+    }
+
+
+def _width(linear: Any) -> int | None:
+    return getattr(linear, "in_features", None) or getattr(linear, "input_size", None)
+
+
+def _get_raw(thing: Any, *names: str) -> Any:
+    for name in names:
+        thing = thing.get(name) if isinstance(thing, dict) else getattr(thing, name, None)
+    return thing
+
+
+def _listed(values: Any) -> list[Any] | None:
+    return list(values) if isinstance(values, (list, tuple)) else None
 
 
 # --- 6. Entry points ----------------------------------------------------------------------------------------------------
@@ -990,9 +1567,22 @@ def register() -> None:
         LOG.warning("draftscope captures nothing: %s: %s", type(error).__name__, error)
 
 
+def register_sglang() -> None:
+    """The `sglang.srt.plugins` entry point (SGLang 0.5.11 and newer calls it in each of its processes); likewise."""
+    try:
+        if Options.from_environment() is not None:
+            watch_sglang()
+    except Exception as error:
+        _SGLANG_LOG.warning("draftscope captures nothing: %s: %s", type(error).__name__, error)
+
+
 class Extension:
     """For `--worker-extension-cls`: vLLM imports this module for it in every worker process, and that is all it is for."""
 
 
-if __name__ != "draftscope.engines.inside":
-    register()  # a copy of this file, imported by an engine
+if __name__ != "draftscope.engines.inside":  # a copy of this file, imported by an engine
+    __path__: list[str] = []  # an empty package, which is what SGLANG_EXTERNAL_MODEL_PACKAGE wants
+    if "sglang" in sys.modules:
+        register_sglang()
+    else:
+        register()

@@ -2,6 +2,7 @@
 
 A Python that finds a distribution on its path sees its entry points: a folder with a copy of the file and a `.dist-info`
 beside it, put on PYTHONPATH, is a plugin of vLLM in every process that inherits the variable, and nothing is installed.
+SGLang has plugins from 0.5.11 on only; for all its versions a `sitecustomize.py` in that folder does the same.
 """
 
 from __future__ import annotations
@@ -44,9 +45,13 @@ def emit(path: Path) -> None:
         raise DraftscopeError(f"can't be written ({error.strerror})", where=str(path)) from None
 
 
-def lay_out(folder: Path) -> None:
-    """The copy and the metadata that make it a plugin, in a folder for PYTHONPATH."""
+def lay_out(folder: Path, engine: str = "vllm") -> None:
+    """The copy and what brings it into the engine (`vllm` or `sglang`), in a folder for PYTHONPATH."""
     emit(folder / f"{MODULE}.py")
+    if engine == "sglang":
+        text = resources.files("draftscope.engines").joinpath("site_sglang.py").read_text(encoding="utf-8")
+        (folder / "sitecustomize.py").write_text(text, encoding="utf-8")
+        return
     beside = folder / f"{MODULE}-{VERSION}.dist-info"
     beside.mkdir()
     (beside / "METADATA").write_text(f"Metadata-Version: 2.1\nName: draftscope-capture\nVersion: {VERSION}\n")
@@ -63,7 +68,7 @@ def environment(folder: Path, out: Path, options: str) -> dict[str, str]:
     return found
 
 
-def run(command: Sequence[str], out: Path, options: str) -> int:
+def run(command: Sequence[str], out: Path, options: str, engine: str = "vllm") -> int:
     """Run a command with the plugin in all its processes; returns its exit code, 128 + n where signal n ended it.
 
     Ctrl-C reaches the command as it would without us; a request to end (SIGTERM) is passed on.
@@ -73,7 +78,7 @@ def run(command: Sequence[str], out: Path, options: str) -> int:
     """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="draftscope-capture-")))
-        lay_out(folder)
+        lay_out(folder, engine)
         try:
             child = subprocess.Popen(command, env=environment(folder, out, options))
         except OSError as error:
