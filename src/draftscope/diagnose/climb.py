@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from draftscope.diagnose.case import Selected
-from draftscope.diagnose.ladder import Ladder, Repair, as_meant, combine
+from draftscope.diagnose.ladder import Ladder, Repair, as_meant, combine, without_embedding
 from draftscope.eagle3.acceptance import Counts, summarise
 from draftscope.eagle3.reading import D2T, Reading
 from draftscope.eagle3.replayed import Replay
@@ -18,14 +18,17 @@ from draftscope.eagle3.stages import stages
 from draftscope.engines.counted import Counters
 from draftscope.engines.counters import read_counters, told
 from draftscope.errors import UsageError
-from draftscope.faults.measurements import OTHER, SAME, GateFacts, RungFacts, StageFacts
+from draftscope.faults.measurements import OTHER, SAME, EmbeddingFacts, GateFacts, RungFacts, StageFacts
 from draftscope.findings import NOT_REPLAYED, Rung
+from draftscope.linting.target import same_embedding
 from draftscope.linting.vocabulary import rebuilt_ids
 from draftscope.states.types import Sequence
 
 if TYPE_CHECKING:
     from draftscope.diagnose.run import Examination
 
+ALL_ROWS = 0.999
+"""Share of equal rows from which an embedding is the target's."""
 AGREE = 0.95
 """Share of drafts from which a map counts as theirs."""
 
@@ -70,6 +73,7 @@ def _trained(examination: Examination, ladder: Ladder, meant: Repair) -> None:
         return
     trained = ladder.trained(meant)
     _rung(examination, "trained", trained, held_out=case.heldout is not None)
+    _embedding(examination, "trained", trained, lambda: ladder.trained(_meant_without(meant)))
     m.unigram_nll = unigram_nll(case.heldout or case.train)
     examination.matched["trained_text"] = trained.text()
 
@@ -78,7 +82,9 @@ def _served(examination: Examination, ladder: Ladder, meant: Repair) -> None:
     case, m = examination.case, examination.m
     if ladder.can_remake:
         _rung(examination, "reference", ladder.remade(meant))
-    _rung(examination, "served", ladder.served(meant))
+    _rung(examination, "served", served := ladder.served(meant))
+    if m.embedding is None:
+        _embedding(examination, "served", served, lambda: ladder.served(_meant_without(meant)))
     _gate(examination, ladder)
     as_read = ladder.served(combine([], examination.as_read))
     examination.matched["served_text"] = as_read.text()
@@ -86,6 +92,26 @@ def _served(examination: Examination, ladder: Ladder, meant: Repair) -> None:
     # Our own engine reads a checkpoint as it is meant; how an unknown one does is not known.
     if m.consumer is not None or case.serve.meta.get("engine") == "transformers" or examination.as_read != Reading():
         _rung(examination, "as_read", as_read)
+
+
+def _meant_without(meant: Repair) -> Repair:
+    return replace(meant, reading=without_embedding(meant.reading))
+
+
+def _embedding(examination: Examination, rung: str, own: Replay, other: Callable[[], Replay]) -> None:
+    """The checkpoint's embedding against the target's, where the two differ: on one rung, by replay."""
+    case = examination.case
+    if case.checkpoint is None or case.parts is None:
+        return
+    same = same_embedding(case.checkpoint, case.parts)
+    if same is None or same > ALL_ROWS:
+        return
+    with_target = other()
+    mine, theirs = own.rung(), with_target.rung()
+    examination.m.embedding = EmbeddingFacts(same, rung, mine.nll, theirs.nll, mine.length, theirs.length)
+    examination.steps.append(
+        f"the checkpoint's embedding: {same:.0%} of its rows are the target's; accept length {mine.length or 0:.2f} with it, "
+        f"{theirs.length or 0:.2f} with the target's ({rung})")
 
 
 def _rung(examination: Examination, name: str, replayed: Replay, held_out: bool | None = None) -> None:

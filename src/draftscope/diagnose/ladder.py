@@ -47,6 +47,8 @@ def combine(undos: Iterable[Undo], base: Reading) -> Repair:
             reading = replace(reading, settings={})
         if undo.feedback is not None:
             reading = replace(reading, feedback=undo.feedback)
+        if undo.target_embedding:
+            reading = without_embedding(reading)
         repair = Repair(
             reference=repair.reference | undo.reference,
             order=undo.order or repair.order,
@@ -56,6 +58,11 @@ def combine(undos: Iterable[Undo], base: Reading) -> Repair:
             rebuilt_map=rebuilt,
         )
     return repair
+
+
+def without_embedding(reading: Reading) -> Reading:
+    """The reading with the checkpoint's own embedding passed over: the target's stands in."""
+    return replace(reading, lost=(*reading.lost, "embed_tokens."))
 
 
 def as_meant(m: Measurements) -> Repair:

@@ -24,6 +24,7 @@ class Undo:
         shift: rows to move by: row t takes recorded row t + shift.
         settings: the checkpoint's own switches in place of those that the engine has in effect.
         d2t, feedback: how the draft is read instead; None = unchanged.
+        target_embedding: the target's embedding in place of the checkpoint's own.
     """
 
     reference: frozenset[int] = frozenset()
@@ -33,6 +34,7 @@ class Undo:
     settings: bool = False
     d2t: D2T | Literal["rebuilt"] | None = None
     feedback: Literal["pre", "post"] | None = None
+    target_embedding: bool = False
 
 
 @dataclass(slots=True)

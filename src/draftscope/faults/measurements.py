@@ -118,6 +118,25 @@ class RungFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class EmbeddingFacts:
+    """The checkpoint's own embedding, where it is not the target's, and what replay makes of either.
+
+    Attributes:
+        same_rows: share of its rows that are the target's.
+        rung: the rung on which both were tried.
+        own, target: -log p of the token to match with the checkpoint's own and with the target's.
+        own_length, target_length: accept lengths.
+    """
+
+    same_rows: float
+    rung: str
+    own: float | None
+    target: float | None
+    own_length: float | None
+    target_length: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class LiveFacts:
     """What a running server's counts on training prompts and fresh ones separate (`diagnose.live.separated`)."""
 
@@ -169,6 +188,7 @@ class Measurements:
     consumer: str | None = None
     counters: Counters | None = None
     live: LiveFacts | None = None
+    embedding: EmbeddingFacts | None = None
     recorded_steps: int = 0
 
     @property

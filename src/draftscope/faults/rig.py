@@ -113,6 +113,8 @@ class Rig:
         tensors = load_file(source / "model.safetensors")
         if plant.stored_map == "absolute":
             tensors["d2t"] = target_ids(tensors["d2t"], load_checkpoint(source).config)
+        if plant.embedding:
+            tensors["embed_tokens.weight"] = self.target.parts.embedding.roll(1, 0).to(tensors["fc.weight"].dtype)
         if plant.poison:
             tensors[plant.poison] = tensors[plant.poison].clone().index_fill_(0, torch.tensor([3]), float("nan"))
         dropped = {name for name in tensors if name.startswith(plant.drop)} if plant.drop else set()

@@ -10,6 +10,8 @@ from draftscope.faults.plant import Plant
 from draftscope.findings import Evidence, Fix
 
 CHANCE = 0.6
+CLEARLY_BETTER = 0.3
+"""By so much must -log p fall with the target's embedding: a draft that was trained with its own loses by the exchange."""
 _ASKED_BY = {"input_norm.": "norm_before_fc", "fc_norm.": "fc_norm", "midlayer.self_attn.q_norm.": "the q/k norms",
              "midlayer.self_attn.k_norm.": "the q/k norms"}
 
@@ -22,10 +24,35 @@ class WeightMissing(Fault):
     id = "weight-missing"
     title = "a tensor left at its initial value"
     verdict = "wiring"
-    variants = ("engine: lm_head", "engine: fc", "engine: layer", "checkpoint: lm_head", "checkpoint: fc", "checkpoint: layer")
+    variants = ("engine: lm_head", "engine: fc", "engine: layer", "checkpoint: lm_head", "checkpoint: fc", "checkpoint: layer",
+                "checkpoint: embedding")
 
     def recognise(self, m: Measurements) -> list[Suspicion]:
-        return self._in_checkpoint(m) or self._in_engine(m)
+        return self._in_checkpoint(m) or self._wrong_embedding(m) or self._in_engine(m)
+
+    def _wrong_embedding(self, m: Measurements) -> list[Suspicion]:
+        """An embedding beside the draft that is neither the target's nor the one it was trained with."""
+        facts = m.embedding
+        if facts is None or facts.own is None or facts.target is None or facts.own - facts.target < CLEARLY_BETTER:
+            return []
+        return [Suspicion(
+            fault=self.id, side="serve", where=["tensor embed_tokens.weight"],
+            says="the checkpoint's own embedding is not the one that the draft was trained with: the target's serves it better",
+            strength="proven",
+            evidence=[Evidence(
+                hypothesis="the embedding stored beside the draft is of another model or tokenizer, or was never trained",
+                prediction="a draft accepts most with the embedding it was trained with",
+                measurement=f"the draft replayed with its own embedding and with the target's ({facts.rung}), and their rows "
+                            "compared",
+                result=f"-log p {facts.own:.2f} and accept length {facts.own_length or 0:.2f} with its own, {facts.target:.2f} "
+                       f"and {facts.target_length or 0:.2f} with the target's; {facts.same_rows:.0%} of the rows are equal",
+                decides="weight-missing if the target's embedding does better",
+                figures={"own": facts.own, "target": facts.target, "same_rows": facts.same_rows},
+            )],
+            fix=Fix(says="Remove embed_tokens.weight from the checkpoint, so that engines use the target's, or export the "
+                         "embedding that the draft was trained with."),
+            recovery="replayed", undo=Undo(target_embedding=True),
+        )]
 
     def _in_checkpoint(self, m: Measurements) -> list[Suspicion]:
         lost = [name for name in m.missing if name not in ("d2t", "t2d")]
@@ -121,6 +148,8 @@ class WeightMissing(Fault):
 
     def make(self, plant: Plant, variant: str) -> Plant:
         place, _, part = variant.partition(": ")
+        if variant == "checkpoint: embedding":
+            return replace(plant, embedding="of other tokens")
         prefix = {"lm_head": "lm_head.", "fc": "fc.", "layer": "midlayer."}.get(part)
         if prefix is None or place not in ("engine", "checkpoint"):
             raise ValueError(f"weight-missing has no variant {variant!r}")
@@ -129,7 +158,8 @@ class WeightMissing(Fault):
         return replace(plant, drop=(*plant.drop, prefix))
 
     def mend(self, plant: Plant, boundaries: tuple[int, ...]) -> Plant | None:
-        return replace(plant, engine=replace(plant.engine, lost=()), drop=tuple(d for d in plant.drop if d == "d2t"))
+        return replace(plant, engine=replace(plant.engine, lost=()), drop=tuple(d for d in plant.drop if d == "d2t"),
+                       embedding="")
 
 
 def departing_stage(stages: StageFacts) -> str | None:
