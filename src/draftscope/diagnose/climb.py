@@ -13,12 +13,21 @@ from draftscope.diagnose.case import Selected
 from draftscope.diagnose.ladder import Ladder, Repair, as_meant, combine, without_embedding
 from draftscope.eagle3.acceptance import Counts, summarise
 from draftscope.eagle3.reading import D2T, Reading
-from draftscope.eagle3.replayed import Replay
+from draftscope.eagle3.replayed import Replay, compare
 from draftscope.eagle3.stages import stages
 from draftscope.engines.counted import Counters
 from draftscope.engines.counters import read_counters, told
 from draftscope.errors import UsageError
-from draftscope.faults.measurements import OTHER, SAME, EmbeddingFacts, GateFacts, RungFacts, StageFacts
+from draftscope.faults.measurements import (
+    CLEARLY,
+    OTHER,
+    SAME,
+    EmbeddingFacts,
+    GateFacts,
+    RungFacts,
+    StageFacts,
+    TurnedFacts,
+)
 from draftscope.findings import NOT_REPLAYED, Rung
 from draftscope.linting.target import same_embedding
 from draftscope.linting.vocabulary import rebuilt_ids
@@ -27,6 +36,10 @@ from draftscope.states.types import Sequence
 if TYPE_CHECKING:
     from draftscope.diagnose.run import Examination
 
+SWITCHES = ("norm_before_residual",)
+"""Switches that no tensor betrays, so that a configuration may be wrong about them."""
+NOTICEABLE = 0.02
+"""Accept length."""
 ALL_ROWS = 0.999
 """Share of equal rows from which an embedding is the target's."""
 AGREE = 0.95
@@ -75,6 +88,7 @@ def _trained(examination: Examination, ladder: Ladder, meant: Repair) -> None:
     _rung(examination, "trained", trained, held_out=case.heldout is not None)
     _embedding(examination, "trained", trained, lambda: ladder.trained(_meant_without(meant)))
     m.unigram_nll = unigram_nll(case.heldout or case.train)
+    _turn_switches(examination, ladder, meant, trained)
     examination.matched["trained_text"] = trained.text()
 
 
@@ -92,6 +106,23 @@ def _served(examination: Examination, ladder: Ladder, meant: Repair) -> None:
     # Our own engine reads a checkpoint as it is meant; how an unknown one does is not known.
     if m.consumer is not None or case.serve.meta.get("engine") == "transformers" or examination.as_read != Reading():
         _rung(examination, "as_read", as_read)
+
+
+def _turn_switches(examination: Examination, ladder: Ladder, meant: Repair, trained: Replay) -> None:
+    """Whether a switch that no tensor betrays is configured otherwise than in training: turned, the draft does better there."""
+    m, checkpoint, own = examination.m, examination.case.checkpoint, trained.rung()
+    if checkpoint is None or own.nll is None:
+        return
+    for name in SWITCHES:
+        value = not getattr(checkpoint.config, name)
+        other = ladder.trained(replace(meant, reading=replace(meant.reading, settings={**meant.reading.settings, name: value})))
+        turned = other.rung()
+        gain, _ = compare(trained, other, trained.readout, seed=examination.case.inputs.seed)
+        better = gain.interval[0] > NOTICEABLE if gain.interval is not None else own.nll - (turned.nll or own.nll) > CLEARLY
+        if turned.nll is not None and turned.nll < own.nll and better:
+            m.turned = TurnedFacts(name, value, own.nll, turned.nll, own.length, turned.length)
+            examination.steps.append(f"on the training states the draft does better with {name} = {value}: accept length "
+                                     f"{own.length or 0:.2f} to {turned.length or 0:.2f}")
 
 
 def _meant_without(meant: Repair) -> Repair:

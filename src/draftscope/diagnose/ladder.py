@@ -47,6 +47,8 @@ def combine(undos: Iterable[Undo], base: Reading) -> Repair:
             reading = replace(reading, settings={})
         if undo.feedback is not None:
             reading = replace(reading, feedback=undo.feedback)
+        if undo.switches:
+            reading = replace(reading, settings={**reading.settings, **undo.switches})
         if undo.target_embedding:
             reading = without_embedding(reading)
         repair = Repair(

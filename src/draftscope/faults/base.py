@@ -24,6 +24,7 @@ class Undo:
         shift: rows to move by: row t takes recorded row t + shift.
         settings: the checkpoint's own switches in place of those that the engine has in effect.
         d2t, feedback: how the draft is read instead; None = unchanged.
+        switches: of the draft's configuration, set so.
         target_embedding: the target's embedding in place of the checkpoint's own.
     """
 
@@ -34,6 +35,7 @@ class Undo:
     settings: bool = False
     d2t: D2T | Literal["rebuilt"] | None = None
     feedback: Literal["pre", "post"] | None = None
+    switches: Mapping[str, bool] = field(default_factory=dict)
     target_embedding: bool = False
 
 

@@ -18,10 +18,30 @@ class ConfigFlag(Fault):
     id = "config-flag"
     title = "a switch not in effect"
     verdict = "wiring"
-    variants = ("engine: norm_before_residual",)
+    variants = ("engine: norm_before_residual", "checkpoint: norm_before_residual")
 
     def recognise(self, m: Measurements) -> list[Suspicion]:
-        return self._by_gate(m) or self._by_facts(m)
+        return self._by_training(m) or self._by_gate(m) or self._by_facts(m)
+
+    def _by_training(self, m: Measurements) -> list[Suspicion]:
+        """The configuration says otherwise than the draft was trained: its own training states tell."""
+        found = m.turned
+        if found is None:
+            return []
+        value = str(found.value).lower()
+        suspicion = self._suspicion(
+            [f"config {found.name}"],
+            f"the checkpoint's configuration is wrong about {found.name}: the draft was trained with it {value}",
+            measurement="the draft replayed on its training states with the switch as configured and turned",
+            result=f"-log p {found.own:.2f} and accept length {found.own_length or 0:.2f} as configured, {found.turned:.2f} and "
+            f"{found.turned_length or 0:.2f} with {found.name} = {value}",
+            figures={"own": found.own, "turned": found.turned},
+            runtime=False,
+        )
+        suspicion.undo = Undo(switches={found.name: found.value})
+        suspicion.fix = Fix(says=f"Set {found.name} to {value} in config.json, where the consumer looks for it: the draft was "
+                                 "trained so.")
+        return [suspicion]
 
     def _by_gate(self, m: Measurements) -> list[Suspicion]:
         """The engine's own counts come out only with a switch turned."""
@@ -113,9 +133,11 @@ class ConfigFlag(Fault):
         )
 
     def make(self, plant: Plant, variant: str) -> Plant:
+        if variant == "checkpoint: norm_before_residual":
+            return replace(plant, config=(("norm_before_residual", True),))
         if variant != "engine: norm_before_residual":
             raise ValueError(f"config-flag has no variant {variant!r}")
         return replace(plant, engine=replace(plant.engine, settings={"norm_before_residual": True}))
 
     def mend(self, plant: Plant, boundaries: tuple[int, ...]) -> Plant | None:
-        return replace(plant, engine=replace(plant.engine, settings={}))
+        return replace(plant, engine=replace(plant.engine, settings={}), config=())

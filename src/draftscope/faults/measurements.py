@@ -11,6 +11,10 @@ from draftscope.findings import Placed
 SideName = Literal["train", "serve"]
 TRAINED = "the training states"
 CONFIGURED = "the checkpoint's configuration"
+LEARNED = 0.5
+"""-log p on training states over that under token frequencies, from which a draft looks as if it had learned nothing."""
+CLEARLY = 0.3
+"""Fall of -log p from which another reading of the checkpoint is the one that it was trained with."""
 SAME, OTHER = 0.03, 0.2
 """Relative error of a stage reproduced within rounding (bf16 included), and of one computed with other weights or input."""
 
@@ -137,6 +141,23 @@ class EmbeddingFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class TurnedFacts:
+    """A switch of the configuration whose other value does better on the training states.
+
+    Attributes:
+        name, value: the switch and the value that does better.
+        own, turned: -log p of the token to match; own_length, turned_length: accept lengths.
+    """
+
+    name: str
+    value: bool
+    own: float
+    turned: float
+    own_length: float | None
+    turned_length: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class LiveFacts:
     """What a running server's counts on training prompts and fresh ones separate (`diagnose.live.separated`)."""
 
@@ -189,6 +210,7 @@ class Measurements:
     counters: Counters | None = None
     live: LiveFacts | None = None
     embedding: EmbeddingFacts | None = None
+    turned: TurnedFacts | None = None
     recorded_steps: int = 0
 
     @property

@@ -21,6 +21,7 @@ class Plant:
         drop: name prefixes of tensors that the checkpoint file lacks.
         poison: a tensor of the checkpoint file with one value that is not finite.
         embedding: what the exporter put beside the draft: nothing, or an embedding whose rows belong to other tokens.
+        config: keys of its config.json that say something else than it was trained with.
         stored_map: how the exporter wrote `d2t`.
         loss_mask: `empty` when the assistant marker was never found.
         training_sequences: the draft trained anew, on so few sequences; None = the pair's own draft.
@@ -35,6 +36,7 @@ class Plant:
     drop: tuple[str, ...] = ()
     poison: str = ""
     embedding: Literal["", "of other tokens"] = ""
+    config: tuple[tuple[str, bool], ...] = ()
     stored_map: Literal["offset", "absolute"] = "offset"
     loss_mask: Literal["kept", "empty"] = "kept"
     training_sequences: int | None = None

@@ -121,7 +121,8 @@ class Rig:
         if "d2t" in plant.drop:
             dropped.add("t2d")
         save_file({name: tensor for name, tensor in tensors.items() if name not in dropped}, folder / "model.safetensors")
-        (folder / "config.json").write_bytes((source / "config.json").read_bytes())
+        config = json.loads((source / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | dict(plant.config)))
 
     def train_anew(self, plant: Plant, sequences: int, folder: Path) -> Path:
         """A draft of the same shape, trained once over so few sequences."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from draftscope.faults.base import Fault, Suspicion
-from draftscope.faults.measurements import Measurements
+from draftscope.faults.measurements import CLEARLY, LEARNED, Measurements
 from draftscope.faults.plant import Plant
 from draftscope.findings import Evidence, Fix
 
 # A draft that knows little more than how often each token occurs.
-LEARNED, POSITION_1 = 0.5, 0.35
+POSITION_1 = 0.35
 
 
 class TrainBudget(Fault):
@@ -50,7 +50,8 @@ class TrainBudget(Fault):
         ratio = rung.nll / m.unigram_nll
         # A draft that does well on any states it is given has learned; what it fails on is then wrong, not the draft.
         best = max(facts.joint[0] for facts in m.rungs.values() if facts.joint)
-        if ratio < LEARNED or best > POSITION_1:
+        other = m.embedding is not None and (m.embedding.own or 0) - (m.embedding.target or 0) > CLEARLY
+        if ratio < LEARNED or best > POSITION_1 or other or m.turned is not None:
             return []
         return [
             Suspicion(

@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from draftscope.faults.base import Fault, Suspicion, Undo
-from draftscope.faults.measurements import OTHER, SAME, Measurements, StageFacts
+from draftscope.faults.measurements import CLEARLY, OTHER, SAME, Measurements, StageFacts
 from draftscope.faults.plant import Plant
 from draftscope.findings import Evidence, Fix
 
 CHANCE = 0.6
-CLEARLY_BETTER = 0.3
-"""By so much must -log p fall with the target's embedding: a draft that was trained with its own loses by the exchange."""
 _ASKED_BY = {"input_norm.": "norm_before_fc", "fc_norm.": "fc_norm", "midlayer.self_attn.q_norm.": "the q/k norms",
              "midlayer.self_attn.k_norm.": "the q/k norms"}
 
@@ -33,7 +31,7 @@ class WeightMissing(Fault):
     def _wrong_embedding(self, m: Measurements) -> list[Suspicion]:
         """An embedding beside the draft that is neither the target's nor the one it was trained with."""
         facts = m.embedding
-        if facts is None or facts.own is None or facts.target is None or facts.own - facts.target < CLEARLY_BETTER:
+        if facts is None or facts.own is None or facts.target is None or facts.own - facts.target < CLEARLY:
             return []
         return [Suspicion(
             fault=self.id, side="serve", where=["tensor embed_tokens.weight"],
