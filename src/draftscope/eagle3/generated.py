@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from draftscope.eagle3.stopping import StopStrings
+
 if TYPE_CHECKING:
     from draftscope.target.model import Target
 
@@ -24,8 +26,9 @@ class Generated:
         token_ids: the new tokens, the stop token included.
         accepted_counts: per verify step, drafted tokens that the verifier accepted (bonus excluded), as counted before
             the text was cut.
-        drafted_ids: per verify step, the K target ids that were verified.
-        finish: what ended it.
+        drafted_ids: per verify step, the K target ids that were verified; -1 where a tree has fewer nodes.
+        draft_parents: of trees, per verify step, the column of the drafted token that each goes on from, -1 = the root.
+        finish: what ended it; stopped_by: the stop string, where it was one.
         cut: the last step's tokens go on beyond the end of the text.
         started, first_token, ended: `time.perf_counter` before its prefill, after it, and at its end.
     """
@@ -34,18 +37,24 @@ class Generated:
     token_ids: list[int] = field(default_factory=list)
     accepted_counts: list[int] = field(default_factory=list)
     drafted_ids: list[list[int]] = field(default_factory=list)
+    draft_parents: list[list[int]] = field(default_factory=list)
     finish: Literal["stop", "length", "context"] | None = None
+    stopped_by: str | None = None
     cut: bool = False
     started: float = 0.0
     first_token: float = 0.0
     ended: float = 0.0
 
-    def append(self, tokens: Sequence[int], stop_ids: frozenset[int], max_new: int, room: int) -> None:
+    def append(self, tokens: Sequence[int], stop_ids: frozenset[int], max_new: int, room: int,
+               stop: StopStrings | None = None) -> None:
         """Add what a pass yielded, up to the end of the text."""
+        seek = stop is not None and stop.found([*self.token_ids, *tokens]) is not None
         for taken, token in enumerate(tokens, 1):
             self.token_ids.append(token)
             if token in stop_ids:
                 self.finish = "stop"
+            elif seek and stop is not None and (found := stop.found(self.token_ids)) is not None:
+                self.finish, self.stopped_by = "stop", found
             elif len(self.token_ids) >= max_new:
                 self.finish = "length"
             elif len(self.token_ids) >= room:
