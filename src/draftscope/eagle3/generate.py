@@ -206,7 +206,7 @@ def generate(target: Target, draft: Draft | None, prompts: Sequence[Sequence[int
                 cache.commit(accepted + 1, some)
             else:
                 cache.keep(verdict.path, accepted + 1, some)
-            following = verdict.along(verdict.chosen)
+            following = verdict.along(verdict.chosen).clamp(min=0)  # beyond the accepted ones nothing counts
             bonus[at] = following.gather(1, accepted[:, None])[:, 0]
             added = 0
             for i, (row, request) in enumerate(live):
