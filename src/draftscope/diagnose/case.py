@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from draftscope.eagle3.checkpoint import Checkpoint, load_checkpoint
+from draftscope.eagle3.tree import claimed_depth
 from draftscope.errors import DraftscopeError, UsageError
 from draftscope.states.opening import Kind, format_kind, open_source
 from draftscope.states.types import Sample, Sequence, Source, Trace, from_sample, from_trace
@@ -141,8 +142,8 @@ def open_case(inputs: Inputs, report: Callable[[str], None] = lambda _: None) ->
         if slots is None and case.train is not None and case.train.sequences:
             slots = int(case.train.sequences[0].features.shape[1])
         case.serve = _select(inputs.serve, "traces", inputs, slots, width)
-    claimed = None if case.serve is None else case.serve.meta.get("num_spec_tokens")
-    case.k = inputs.k or (claimed if isinstance(claimed, int) and 0 < claimed <= 16 else 3)
+    claimed = None if case.serve is None else claimed_depth(case.serve.meta)
+    case.k = inputs.k or (claimed if claimed is not None and claimed <= 16 else 3)
     return case
 
 

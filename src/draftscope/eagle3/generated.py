@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from draftscope.eagle3.counting import Acceptance
 from draftscope.eagle3.stopping import StopStrings
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class Summary:
     """Acceptance and speed over all verify steps of some requests.
 
     Attributes:
-        k: length of the drafted chains, 0 for plain decoding.
+        k: length of the drafted chains or depth of the trees, 0 for plain decoding.
         steps: verify steps; cut_steps of them go beyond the end of their text, and are counted as the verifier counted.
         accepted: per draft position, steps that accepted it (K numbers).
         accept_length: mean tokens per verify step, bonus included; None without steps.
@@ -96,15 +97,10 @@ class Summary:
 
 def summarise(results: Sequence[Generated], k: int) -> Summary:
     """Pooled over all steps of all requests, so that the accept length is 1 + the sum of `joint`."""
-    counts = [count for generated in results for count in generated.accepted_counts]
-    accepted = [sum(count > position for count in counts) for position in range(k)]
-    steps = len(counts)
-    reached = [steps, *accepted]
+    found = Acceptance.of((count for generated in results for count in generated.accepted_counts), k)
     return Summary(
-        k=k, requests=len(results), steps=steps, cut_steps=sum(g.cut and bool(g.accepted_counts) for g in results),
-        accepted=accepted, accept_length=1 + sum(accepted) / steps if steps else None,
-        joint=[n / steps for n in accepted] if steps else [],
-        conditional=[n / before if before else None for n, before in zip(accepted, reached, strict=False)],
+        k=k, requests=len(results), steps=found.steps, cut_steps=sum(g.cut and bool(g.accepted_counts) for g in results),
+        accepted=list(found.accepted), accept_length=found.length, joint=found.joint, conditional=found.conditional,
         tokens=sum(len(g.token_ids) for g in results),
         seconds=max((g.ended for g in results), default=0.0) - min((g.started for g in results), default=0.0),
     )

@@ -11,12 +11,17 @@ drafted nodes from 0, parents before children; -1 is the root. Nodes count from 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from draftscope.errors import UsageError
+
+MOST = 1024
+"""Beyond it nothing that a file claims of a tree is taken for a shape."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,13 +163,16 @@ class Growth:
             expansions=expansions.gather(1, picked).masked_fill(lacking, -1),
         )
 
+    def note(self, gap: Tensor) -> None:
+        """Remember how close [N] the last one taken was to the first one left."""
+        gap = gap.nan_to_num(nan=torch.inf)
+        self.margin = torch.minimum(self.margin, gap) if len(self.margin) else gap
+
     def _mark(self, ordered: Tensor, taken: int) -> None:
-        """Remember how close the last one taken was to the first one left."""
-        if not len(self.margin):
-            self.margin = ordered.new_full((len(ordered),), torch.inf)
         if ordered.shape[1] > taken:
-            gap = ordered[:, taken - 1] - ordered[:, taken]
-            self.margin = torch.minimum(self.margin, gap.nan_to_num(nan=torch.inf))
+            self.note(ordered[:, taken - 1] - ordered[:, taken])
+        elif not len(self.margin):
+            self.note(ordered.new_full((len(ordered),), torch.inf))
 
 
 def longest(parents: Tensor, hit: Tensor, steps: int) -> tuple[Tensor, Tensor]:
@@ -189,3 +197,26 @@ def longest(parents: Tensor, hit: Tensor, steps: int) -> tuple[Tensor, Tensor]:
         below = path[:, depth + 1]
         path[:, depth] = torch.where(depth < counts, up.gather(1, below[:, None])[:, 0], below)
     return path, counts
+
+
+def claimed(meta: Mapping[str, Any]) -> TreeShape | None:
+    """The tree that a capture says its engine drafted, None for chains and where it does not say enough."""
+    settings = meta.get("settings")
+    said = {**(settings if isinstance(settings, dict) else {}), **meta}
+    found = [said.get("topk", said.get("speculative_eagle_topk")), said.get("num_steps", said.get("speculative_num_steps")),
+             said.get("num_draft_tokens", said.get("speculative_num_draft_tokens"))]
+    topk, steps, nodes = (n if isinstance(n, int) and not isinstance(n, bool) and 0 < n <= MOST else 0 for n in found)
+    if topk < 2:
+        return None
+    try:
+        return TreeShape(topk, steps, nodes)
+    except UsageError:
+        return None
+
+
+def claimed_depth(meta: Mapping[str, Any]) -> int | None:
+    """Tokens that a step can accept as a capture says: the depth of its trees, else its chains' length."""
+    tree, told = claimed(meta), meta.get("num_spec_tokens")
+    if tree is not None:
+        return tree.steps
+    return told if isinstance(told, int) and not isinstance(told, bool) and told > 0 else None
