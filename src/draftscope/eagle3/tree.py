@@ -201,10 +201,12 @@ def longest(parents: Tensor, hit: Tensor, steps: int) -> tuple[Tensor, Tensor]:
 
 def claimed(meta: Mapping[str, Any]) -> TreeShape | None:
     """The tree that a capture says its engine drafted, None for chains and where it does not say enough."""
-    settings = meta.get("settings")
-    said = {**(settings if isinstance(settings, dict) else {}), **meta}
-    found = [said.get("topk", said.get("speculative_eagle_topk")), said.get("num_steps", said.get("speculative_num_steps")),
-             said.get("num_draft_tokens", said.get("speculative_num_draft_tokens"))]
+    switches, k = meta.get("switches"), meta.get("num_spec_tokens")
+    said = {**(switches if isinstance(switches, dict) else {}), **meta}
+    if isinstance(k, int):
+        said.setdefault("num_draft_tokens", k + 1)
+    depth = said.get("num_steps", said.get("num_steps_in_effect", said.get("speculative_num_steps")))
+    found = [said.get("topk", said.get("speculative_eagle_topk")), depth, said.get("num_draft_tokens")]
     topk, steps, nodes = (n if isinstance(n, int) and not isinstance(n, bool) and 0 < n <= MOST else 0 for n in found)
     if topk < 2:
         return None

@@ -136,7 +136,7 @@ def _read_steps(opened: TensorFile, trace: Trace) -> None:
     if trace.draft_parents is not None:
         columns = torch.arange(trace.draft_parents.shape[1])
         if bool(((trace.draft_parents < -1) | (trace.draft_parents >= columns)).any()):
-            raise opened.fail("names a parent that does not come before its token; columns count from 0, -1 is the step's first row",
+            raise opened.fail("names a parent that does not come before its token: a column below its own, or -1, the first row",
                               "draft_parents", "layout")
     if _has_steps(opened, "draft_states"):
         trace.draft_states = opened.floats("draft_states", 3, "[steps, K, width]")
