@@ -169,3 +169,19 @@ def test_options_that_do_not_go_together(
 ) -> None:
     assert run(["generate", str(prompts), *PAIR, *options]) == 2
     assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("fault", [[], ["--boundaries", "1,3,4"]], ids=["healthy", "layer-offset"])
+def test_a_diagnosis_of_a_captured_tree_replays_trees(prompts: Path, tmp_path: Path, fault: list[str]) -> None:
+    shape = ["--topk", "3", "--steps", "3", "--nodes", "8"]
+    counted = answered(prompts, "-o", str(tmp_path / "cap"), *shape, *fault, command=("capture", "transformers"))
+    found_at = tmp_path / "d.json"
+    metrics = str(prompts.parent / "out.json")
+    run(["diagnose", "--serve", str(tmp_path / "cap"), *PAIR, "--metrics", metrics, "--json", str(found_at)])
+    found = json.loads(found_at.read_text())
+    as_read, measured = found["acceptance"]["as_read"], found["acceptance"]["measured"]
+    assert as_read["k"] == measured["k"] == 3
+    assert measured["length"] == pytest.approx(counted["accept_length"])
+    assert as_read["length"] == pytest.approx(measured["length"], abs=0.15)
+    assert found["verdict"] not in {"runtime", "measurement"}
+    assert any("drafted trees (topk 3, 3 steps, 8 nodes)" in step for step in found["steps"] + found["next"])

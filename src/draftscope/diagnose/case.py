@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from draftscope.eagle3.checkpoint import Checkpoint, load_checkpoint
-from draftscope.eagle3.tree import claimed_depth
+from draftscope.eagle3.tree import TreeShape, claimed_depth
+from draftscope.eagle3.tree import claimed as tree_of
 from draftscope.errors import DraftscopeError, UsageError
 from draftscope.states.opening import Kind, format_kind, open_source
 from draftscope.states.types import Sample, Sequence, Source, Trace, from_sample, from_trace
@@ -91,7 +92,7 @@ class Selected:
 
 @dataclass(slots=True)
 class Case:
-    """Everything opened. `target` is None where only its parts are at hand."""
+    """Everything opened. `target` is None where only its parts are at hand; `tree` where chains are replayed, of length k."""
 
     inputs: Inputs
     train: Selected | None = None
@@ -101,6 +102,7 @@ class Case:
     target: Target | None = None
     parts: TargetParts | None = None
     k: int = 3
+    tree: TreeShape | None = None
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -144,6 +146,11 @@ def open_case(inputs: Inputs, report: Callable[[str], None] = lambda _: None) ->
         case.serve = _select(inputs.serve, "traces", inputs, slots, width)
     claimed = None if case.serve is None else claimed_depth(case.serve.meta)
     case.k = inputs.k or (claimed if claimed is not None and claimed <= 16 else 3)
+    if inputs.k is None and case.serve is not None:
+        case.tree = tree_of(case.serve.meta)
+        if case.tree is not None:
+            case.k = case.tree.steps
+            case.notes.append(f"the engine drafted trees ({case.tree}), so trees are replayed; --k replays chains")
     return case
 
 
