@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from support import random_draft, save_target
 from torch import Tensor
 
-from draftscope.eagle3.generate import generate
+from draftscope.eagle3.generate import Rows, generate
 from draftscope.eagle3.generated import Generated, summarise
 from draftscope.eagle3.model import Draft
 from draftscope.eagle3.tree import Growth, Tree, TreeShape, longest
@@ -75,8 +75,8 @@ def run_target(target: Target, ids: list[int]) -> tuple[Tensor, list[int]]:
     return torch.stack([out.hidden_states[b][0] for b in BOUNDARIES], 1), out.logits[0].argmax(-1).tolist()
 
 
-def draft_after(draft: Draft, features: Tensor, text: list[int], path: tuple[int, ...]) -> Tensor:
-    """Log-probabilities [V] over target ids of the token after text + path, the draft's own states fed back."""
+def draft_output(draft: Draft, features: Tensor, text: list[int], path: tuple[int, ...]) -> Tensor:
+    """The draft's output [1, 1, H] after text + path, its own states fed back."""
 
     def attend(q: Tensor, keys: Tensor, values: Tensor, layer: int = 0) -> Tensor:
         groups = q.shape[1] // keys.shape[1]
@@ -92,6 +92,12 @@ def draft_after(draft: Draft, features: Tensor, text: list[int], path: tuple[int
         output = draft(hidden, embeds, torch.arange(len(following))[None], attend)[:, -1:]
         if number < len(path):
             hidden, following = torch.cat([hidden, draft.feedback(output)], 1), [*following, path[number]]
+    return output
+
+
+def draft_after(draft: Draft, features: Tensor, text: list[int], path: tuple[int, ...]) -> Tensor:
+    """Log-probabilities [V] over target ids of the token after text + path."""
+    output = draft_output(draft, features, text, path)
     scores = torch.full((draft.config.vocab_size,), -torch.inf, dtype=torch.float64)
     scores[draft.target_ids] = draft.logits(output)[0, -1].log_softmax(-1)
     return scores
@@ -116,6 +122,48 @@ def brute_force(target: Target, draft: Draft, prompt: list[int], shape: TreeShap
         result.append([*accepted, bonus], STOP, max_new, 10**9)
         text += [*accepted, bonus]
     return result, trees
+
+
+class Watching:
+    """Keeps what each token of each tree was read from."""
+
+    def __init__(self) -> None:
+        self.seen: dict[int, list[tuple[list[tuple[int, ...]], Tensor]]] = {}
+
+    def prefill(self, request: int, rows: Rows) -> None:
+        self.seen[request] = []
+
+    def step(self, request: int, rows: Rows, accepted: int, drafted: Tensor, states: Tensor) -> None:
+        self.seen[request].append((as_paths(drafted.tolist(), rows.parents.tolist()), states.clone()))
+
+    def done(self, generated: Generated) -> None:
+        pass
+
+
+@pytest.mark.parametrize("switches", [
+    {}, {"norm_output": True, "layers": 2}, {"sliding_window": 4}, {"layers": 2, "sliding_window": 3, "sliding_layers": (1,)},
+], ids=str)
+def test_every_node_sees_its_ancestors_and_nobody_else(
+    target: Target, prompts: list[list[int]], switches: dict[str, object],
+) -> None:
+    """The draft's output behind each drafted token against a pass over its own path alone."""
+    draft = random_draft(5, vocab=VOCAB, **switches).double()
+    for layer in (draft.midlayer, *draft.layers.values()):
+        layer.self_attn.o_proj.weight.data.mul_(8)
+    some, watching = prompts[:3], Watching()
+    found = generate(target, draft, some, wiring=WIRING, tree=TreeShape(3, 4, 26), max_new=6, rows=2, observer=watching)
+    deepest = 0
+    with torch.inference_mode():
+        for prompt, one in zip(some, found, strict=True):
+            text = [*prompt, one.token_ids[0]]
+            for (paths, states), count in zip(watching.seen[one.request], one.accepted_counts, strict=True):
+                features, _ = run_target(target, text[:-1])
+                for path, state in zip(paths, states, strict=True):
+                    assert torch.allclose(draft_output(draft, features, text, path[:-1])[0, 0], state, atol=1e-9)
+                    deepest = max(deepest, len(path))
+                read = len(text) - len(prompt)
+                text += one.token_ids[read : read + count + 1]
+    assert deepest == 4
 
 
 SHAPES = [(2, 2, 4), (3, 3, 9), (2, 4, 6), (4, 1, 4), (1, 3, 4), (3, 2, 13)]

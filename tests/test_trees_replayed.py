@@ -29,8 +29,9 @@ from draftscope.target.wiring import Wiring
 WIRING = Wiring.of((2, 4, 5))
 
 
-def paths_by_hand(draft: Draft, sequence: Sequence, t: int, shape: TreeShape) -> list[tuple[int, ...]]:
-    """The kept nodes of the tree from row t, as paths of target ids: every node run anew behind the true rows, in float64."""
+def grown_by_hand(draft: Draft, sequence: Sequence, t: int, shape: TreeShape) -> tuple[list[tuple[int, ...]], float]:
+    """The tree from row t, every node run anew behind the true rows, in float64: the kept nodes as paths of target ids, parents
+    first, and the least distance in log-probability between what was taken and what was left anywhere."""
 
     @torch.no_grad()
     def after(path: tuple[int, ...]) -> Tensor:
@@ -45,16 +46,30 @@ def paths_by_hand(draft: Draft, sequence: Sequence, t: int, shape: TreeShape) ->
         return draft.logits(out)[0, 0].log_softmax(-1)
 
     level: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
-    everyone = []
+    everyone: list[tuple[float, tuple[int, ...]]] = []
+    margins = [float("inf")]
+
+    def best(found: list[tuple[float, tuple[int, ...]]], count: int) -> list[tuple[float, tuple[int, ...]]]:
+        ordered = sorted(found, key=lambda n: -n[0])
+        margins.extend(ordered[count - 1][0] - other[0] for other in ordered[count : count + 1])
+        return ordered[:count]
+
     for _ in range(shape.steps):
         fresh = []
         for score, path in level:
-            found = after(path)
-            for i in found.argsort(descending=True)[: shape.topk].tolist():
-                fresh.append((score + float(found[i]), (*path, int(draft.target_ids[i]))))
+            scores = after(path).tolist()
+            fresh += best([(score + x, (*path, int(draft.target_ids[i]))) for i, x in enumerate(scores)], shape.topk)
         everyone += fresh
-        level = sorted(fresh, key=lambda n: -n[0])[: shape.topk]
-    return [path for _, path in sorted(everyone, key=lambda n: -n[0])[: shape.nodes - 1]]
+        level = best(fresh, shape.topk)
+    return sorted((path for _, path in best(everyone, shape.nodes - 1)), key=len), min(margins)
+
+
+def steps_of(trees: list[list[tuple[int, ...]]], starts: list[int], accepted: list[int]) -> Steps:
+    """As an engine that drafted these trees would have recorded them."""
+    return Steps(
+        torch.tensor(starts), torch.tensor([[p[-1] for p in paths] for paths in trees]), torch.tensor(accepted), None,
+        parents=torch.tensor([[paths.index(p[:-1]) if p[:-1] else -1 for p in paths] for paths in trees]),
+    )
 
 
 def followed(paths: list[tuple[int, ...]], text: list[int]) -> int:
@@ -78,16 +93,25 @@ def test_every_row_is_as_a_tree_grown_by_hand(
     shape: tuple[int, int, int], switches: dict[str, object], monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     draft, tree = small_draft(2, **switches), TreeShape(*shape)
-    sequences = [recorded(seed, 14 + 4 * seed) for seed in range(3)]
+    for layer in (draft.midlayer, *draft.layers.values()):
+        layer.self_attn.o_proj.weight.data.mul_(8)  # so that it matters who sees whom
+    sequences, expected, margins = [recorded(seed, 14 + 4 * seed) for seed in range(3)], [], []
+    for i, sequence in enumerate(sequences):
+        tokens, starts = sequence.token_ids.tolist(), list(range(4, sequence.rows - 1))
+        grown = [grown_by_hand(draft, sequence, t, tree) for t in starts]
+        expected.append([followed(paths, tokens[t + 2 :]) for t, (paths, _) in zip(starts, grown, strict=True)])
+        margins.append([margin for _, margin in grown])
+        sequences[i] = replace(sequence, steps=steps_of([paths for paths, _ in grown], starts, expected[-1]))
     found = replay(draft, sequences, tree=tree, text="own")
     assert found.k == tree.steps
-    total = 0
-    for sequence, one in zip(sequences, found.sequences, strict=True):
-        tokens = sequence.token_ids.tolist()
-        expected = [followed(paths_by_hand(draft, sequence, int(t), tree), tokens[t + 2 :]) for t in one.answer.rows]
-        assert one.answer.accepted.tolist() == expected
-        total += sum(expected)
-    assert total > 5
+    for one, counts, gaps in zip(found.sequences, expected, margins, strict=True):
+        inside = one.answer.rows - 4
+        assert (inside >= 0).any() and one.answer.accepted[inside >= 0].tolist() == [counts[i] for i in inside if i >= 0]
+        told = one.steps.outcome.accepted >= 0
+        assert one.steps.outcome.accepted[told].tolist() == np.array(counts)[told].tolist()
+        assert told.sum() > len(told) - tree.steps
+        assert one.steps.gap[:, 0] == pytest.approx(np.array(gaps), abs=1e-9)
+    assert sum(map(sum, expected)) > 5 and found.gate().share == 1.0
     for name in ("drafting._SCORES", "treedrafting._LOGITS", "replay._BATCH_TOKENS"):
         monkeypatch.setattr(f"draftscope.eagle3.{name}", 30)
     apart = replay(draft, sequences, tree=tree, text="own")
@@ -173,20 +197,15 @@ def test_a_leaf_needs_no_further_text() -> None:
     draft, tree = small_draft(2), TreeShape(2, 3, 4)
     told = 0
     for t, whole in itertools.product(range(6, 18, 2), map(recorded, range(6))):
-        paths = paths_by_hand(draft, whole, t, tree)
-        known = t + 2 + followed(paths, whole.token_ids.tolist()[t + 2 :])
-        lead = known - t - 2
-        leaf = not any(len(p) > lead and list(p[:lead]) == whole.token_ids.tolist()[t + 2 : known] for p in paths)
-        width = tree.drafted
-        ids = torch.tensor([[p[-1] for p in sorted(paths, key=len)]])
-        parents = torch.tensor([[next((i for i, q in enumerate(sorted(paths, key=len)) if q == p[:-1]), -1)
-                                 for p in sorted(paths, key=len)]])
-        assert ids.shape == (1, width)
-        steps = Steps(torch.tensor([t]), ids, torch.tensor([lead]), None, parents=parents)
+        paths, _ = grown_by_hand(draft, whole, t, tree)
+        text = whole.token_ids.tolist()
+        lead = followed(paths, text[t + 2 :])
+        known = t + 2 + lead
+        leaf = not any(len(p) > lead and list(p[:lead]) == text[t + 2 : known] for p in paths)
         cut = replace(whole, token_ids=whole.token_ids[:known], features=whole.features[: known - 1], answer=whole.answer[:known],
-                      positions=whole.positions[: known - 1], steps=steps)
+                      positions=whole.positions[: known - 1], steps=steps_of([paths], [t], [lead]))
         outcome = replay(draft, [cut], tree=tree, text="own").sequences[0].steps.outcome
-        assert outcome.accepted.tolist() == ([lead] if leaf or lead == tree.steps else [-1])
+        assert outcome.accepted.tolist() == ([lead] if leaf else [-1])
         told += leaf
     assert 0 < told < 36
 
