@@ -15,6 +15,7 @@ from draftscope.eagle3.edits import Edits
 from draftscope.eagle3.matching import Text
 from draftscope.eagle3.reading import Reading
 from draftscope.eagle3.replay import Replay, compare, replay
+from draftscope.eagle3.tree import TreeShape, claimed, claimed_depth
 from draftscope.errors import DraftscopeError, UsageError
 from draftscope.states.opening import open_source
 from draftscope.states.places import Place, place
@@ -77,14 +78,23 @@ class ReplayRung(findings.Rung):
     nonfinite: int = 0
 
 
+class Tree(findings.Model):
+    """The shape of the trees that were drafted; K is their depth. `nodes` counts the root."""
+
+    topk: int
+    steps: int
+    nodes: int
+
+
 class Replays(BaseModel):
-    """The whole answer; `rungs` in the order drafts, then sets, the draft without edits first."""
+    """The whole answer; `rungs` in the order drafts, then sets, the draft without edits first. No tree: chains."""
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 
     schema_: Literal["draftscope.replay/1"] = Field("draftscope.replay/1", alias="schema")
     states: str = ""
     k: int | None = None
+    tree: Tree | None = None
     readout: findings.Readout | None = None
     rungs: list[ReplayRung] = Field(default_factory=list)
     notes: list[str] = Field(default_factory=list)
@@ -96,7 +106,8 @@ class Replays(BaseModel):
 
 def counterfactuals(
     drafts: Sequence[Place | str], states: Place | str, *, target: Place | str | None = None, sets: Sequence[str] = (),
-    consumer: str | None = None, k: int | None = None, readout: findings.Readout | None = None, text: Text = "auto",
+    consumer: str | None = None, k: int | None = None, tree: TreeShape | None = None,
+    readout: findings.Readout | None = None, text: Text = "auto",
     max_tokens: int | None = None, seed: int = 0, format: str | None = None, skip_bad: bool = False,
     on_tokens: Callable[[int], None] | None = None,
     report: Callable[[str], None] = lambda _: None,
@@ -108,7 +119,8 @@ def counterfactuals(
         target: folder with the target's embedding, final norm and head (weights do no harm).
         sets: each is one counterfactual, of one or more `KEY=VALUE` separated by blanks.
         consumer: whose reading of the checkpoints the edits start from; None = the checkpoint's own dialect.
-        k: None = the capture's `num_spec_tokens`, else 3.
+        k: length of the drafted chains; tree: shape of the trees drafted instead. Neither: as the capture says of itself, else
+            chains of 3.
         readout: None = the walk where the target wrote the text, else the recorded steps, else all rows.
         max_tokens: stop after the sequence that reaches so many feature rows.
         format, skip_bad: how the states are read, as in `open_source`.
@@ -122,8 +134,11 @@ def counterfactuals(
     edits = [Edits(), *(Edits.parse([line]) for line in sets)]
     parts = None if target is None else read_parts(place(target))
     source = open_source(place(states), format, skip_bad=skip_bad)
-    depth = k or _claimed_k(source)
-    result = Replays(schema="draftscope.replay/1", states=str(place(states)), k=depth)
+    if tree is None and k is None:
+        tree = claimed(source.meta)
+    depth = tree.steps if tree is not None else k or claimed_depth(source.meta) or DEFAULT_K
+    result = Replays(schema="draftscope.replay/1", states=str(place(states)), k=depth,
+                     tree=None if tree is None else Tree(topk=tree.topk, steps=tree.steps, nodes=tree.nodes))
     done: list[tuple[ReplayRung, Replay]] = []
     chosen = readout
     for folder in map(place, drafts):
@@ -144,7 +159,7 @@ def counterfactuals(
                 )
             report(f"{folder}{''.join(f' {word}' for word in edit.words)}")
             rows = (edit.apply(one) for one in _sequences(source, checkpoint, max_tokens))
-            run = replay(draft, rows, parts=parts, k=depth, text=text, on_tokens=on_tokens)
+            run = replay(draft, rows, parts=parts, k=depth, tree=tree, text=text, on_tokens=on_tokens)
             if not run.sequences:
                 raise DraftscopeError("holds no sequence", where=str(states), remedy="There is nothing to replay")
             chosen = chosen or run.readout
@@ -157,11 +172,6 @@ def counterfactuals(
     result.rungs = [rung for rung, _ in done]
     result.notes += _remarks(source, done[0][1], chosen, parts)
     return result
-
-
-def _claimed_k(source: Source) -> int:
-    claimed = source.meta.get("num_spec_tokens")
-    return claimed if isinstance(claimed, int) and claimed > 0 else DEFAULT_K
 
 
 def _sequences(source: Source, checkpoint: Checkpoint, max_tokens: int | None) -> Iterator[Rows]:
@@ -218,6 +228,8 @@ def _remarks(source: Source, first: Replay, readout: findings.Readout, parts: Ta
     if text["recorded"]:
         lacking = "no target at hand" if parts is None else "no last states in the capture"
         said.append(f"the served text is taken as it stands: {lacking} to test it with")
+    if any(one.unlike for one in first.sequences):
+        said.append("the recorded steps are left out: the engine drafted a tree of another shape than is replayed, or a chain")
     if readout == "engine":
         lost = sum(one.steps.unplaced + int((one.steps.outcome.accepted < 0).sum()) for one in first.sequences if one.steps)
         if lost:

@@ -17,16 +17,17 @@ from draftscope.cli.common import JsonOption, QuietOption, ThreadsOption, Ui, ke
 from draftscope.cli.generate import (
     BoundariesOption,
     DraftOption,
-    KOption,
     LimitOption,
     MaxNewOption,
     PromptsArgument,
     RowsOption,
     TargetOption,
+    Way,
     answer,
     prepare,
     report,
 )
+from draftscope.cli.speculation import KOption, NodesOption, StepsOption, TopkOption, shape_of
 from draftscope.errors import UsageError
 from draftscope.text import count, visible
 
@@ -51,11 +52,14 @@ def transformers(
     prompts: PromptsArgument = None,
     target: TargetOption = None,
     draft: DraftOption = None,
-    k: KOption = 3,
+    k: KOption = None,
     max_new: MaxNewOption = 64,
     rows: RowsOption = 1,
     limit: LimitOption = None,
     boundaries: BoundariesOption = None,
+    topk: TopkOption = None,
+    steps: StepsOption = None,
+    nodes: NodesOption = None,
     max_bytes: Annotated[str | None, typer.Option(
         "--max-bytes", metavar="SIZE", help="Budget of the files, such as 500MB; what is beyond it is left out.")] = None,
     max_requests: Annotated[int | None, typer.Option(
@@ -72,21 +76,23 @@ def transformers(
     budget = None if max_bytes is None else parse_bytes(max_bytes)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError("is not an empty folder", where=str(out), remedy="Name a new one with --out: captures are not mixed")
+    depth, tree = shape_of(k, topk, steps, nodes)
     job = prepare(ui, prompts, target, draft, boundaries, limit)
     assert job.draft is not None
     from draftscope.engines.transformers import Capture, description
 
     slots = [slot.index for slot in job.wiring.slots]
     capture = Capture(
-        out, description(model=job.target.folder.name, draft=job.draft_name, layer_ids=slots, k=k),
+        out, description(model=job.target.folder.name, draft=job.draft_name, layer_ids=slots, k=depth, tree=tree),
         max_bytes=budget, max_requests=max_requests, last_hidden=last_hidden,
     )
     keep(f"requests recorded so far are kept in {out}")
+    way = Way(depth, max_new, rows, tree)
     try:
-        results = answer(ui, job, job.draft, k=k, max_new=max_new, rows=rows, observer=capture)
+        results = answer(ui, job, job.draft, way, observer=capture)
     finally:
         captured = capture.close()
-    report(ui, job, results, None, k=k, max_new=max_new, rows=rows, capture={"folder": str(out), **asdict(captured)})
+    report(ui, job, results, None, way, capture={"folder": str(out), **asdict(captured)})
     ui.print(f"{count(captured.requests, 'request')} with {count(captured.rows, 'row')} in {visible(out)}, "
              f"{captured.bytes / 1e6:.1f} MB")
     if captured.requests_left_out or captured.tails_cut:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from draftscope.cli.common import FormatOption, JsonOption, QuietOption, SeedOption, SkipBadOption, ThreadsOption, Ui, setup
+from draftscope.cli.speculation import NodesOption, StepsOption, TopkOption, shape_of
 from draftscope.errors import DraftscopeError
 from draftscope.text import count, interval, number, percent, visible
 
@@ -42,6 +43,9 @@ def command(
         "--set", metavar="KEY=VALUE",
         help="A counterfactual: any draft setting, or slots=1,2,0, scale.2=8, shift=-1, d2t=zero|absolute|offset, "
              "feedback=pre|post. Each --set is a row of its own; blanks join several changes in one.")] = None,
+    topk: TopkOption = None,
+    steps: StepsOption = None,
+    nodes: NodesOption = None,
     consumer: Annotated[str | None, typer.Option(
         "--for", metavar="CONSUMER", help="Read the checkpoint as vllm@0.32 or sglang@0.5.23 does.")] = None,
     text: Annotated[TextName, typer.Option(
@@ -61,11 +65,12 @@ def command(
     ui = setup(quiet, threads, seed, json, refusal=refusal)
     from draftscope.counterfactual import counterfactuals
 
+    _, tree = shape_of(k, topk, steps, nodes)
     with ui.progress("replaying", unit="rows") as advance:
         found = counterfactuals(
-            draft, states, target=target, sets=sets or [], consumer=consumer, k=k, readout=readout, text=text,
-            max_tokens=max_tokens, seed=seed, format=format, skip_bad=skip_bad,
-            on_tokens=advance, report=lambda what: advance(0, what=what),
+            draft, states, target=target, sets=sets or [], consumer=consumer, k=k, tree=tree, readout=readout,
+            text=text, max_tokens=max_tokens, seed=seed, format=format, skip_bad=skip_bad, on_tokens=advance,
+            report=lambda what: advance(0, what=what),
         )
     show(ui, found)
     ui.write_json(found)
@@ -75,7 +80,9 @@ def show(ui: Ui, found: Replays) -> None:
     """A table, one row per draft and set."""
     first = found.rungs[0]
     rows = {"walk": "as a server walks", "engine": "the engine's own steps", "all": "all answer rows"}[found.readout or "all"]
-    ui.print(f"Replay of {visible(found.states)}: {count(first.sequences, 'sequence')}, {rows}, K = {found.k}")
+    tree = found.tree
+    shape = f"K = {found.k}" if tree is None else f"trees of topk {tree.topk}, {tree.steps} steps, {tree.nodes} nodes"
+    ui.print(f"Replay of {visible(found.states)}: {count(first.sequences, 'sequence')}, {rows}, {shape}")
     ui.print(_table(found, wide=ui.console.width >= 92))
     share = first.text["share"]
     if share is not None:

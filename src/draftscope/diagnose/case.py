@@ -11,6 +11,8 @@ from typing import Any
 import torch
 
 from draftscope.eagle3.checkpoint import Checkpoint, load_checkpoint
+from draftscope.eagle3.tree import TreeShape, claimed_depth
+from draftscope.eagle3.tree import claimed as tree_of
 from draftscope.errors import DraftscopeError, UsageError
 from draftscope.states.opening import Kind, format_kind, open_source
 from draftscope.states.places import Place, Remote
@@ -98,6 +100,7 @@ class Case:
 
     Attributes:
         target: None where only its parts are at hand; recorded: its states at every boundary, where an engine made them.
+        tree: None where chains are replayed, of length k.
     """
 
     inputs: Inputs
@@ -109,6 +112,7 @@ class Case:
     recorded: RecordedSweep | None = None
     parts: TargetParts | None = None
     k: int = 3
+    tree: TreeShape | None = None
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -154,8 +158,13 @@ def open_case(inputs: Inputs, report: Callable[[str], None] = lambda _: None) ->
         case.serve = _select(inputs.serve, "traces", inputs, slots, width)
     if inputs.sweep is not None:
         _take_sweep(case, inputs.sweep)
-    claimed = None if case.serve is None else case.serve.meta.get("num_spec_tokens")
-    case.k = inputs.k or (claimed if isinstance(claimed, int) and 0 < claimed <= 16 else 3)
+    claimed = None if case.serve is None else claimed_depth(case.serve.meta)
+    case.k = inputs.k or (claimed if claimed is not None and claimed <= 16 else 3)
+    if inputs.k is None and case.serve is not None:
+        case.tree = tree_of(case.serve.meta)
+        if case.tree is not None:
+            case.k = case.tree.steps
+            case.notes.append(f"the engine drafted trees ({case.tree}), so trees are replayed; --k replays chains")
     return case
 
 

@@ -50,7 +50,7 @@ def climb(examination: Examination) -> None:
     """Every rung that the inputs allow; a rung without data stays None."""
     case, m, ladder = examination.case, examination.m, examination.ladder
     if case.serve is not None:
-        examination.counted = counted_steps(case.serve.sequences, case.k)
+        examination.counted = counted_steps(case.serve.sequences, case.k, trees=case.tree is not None)
         if examination.counted is not None:
             examination.rungs["measured"] = counted = examination.counted
             m.rungs["measured"] = RungFacts(counted.length, counted.joint, None, None, counted.rows)
@@ -221,11 +221,11 @@ def _stages(examination: Examination, ladder: Ladder, reading: Reading) -> Stage
     return facts
 
 
-def counted_steps(sequences: Iterable[Sequence], k: int) -> Rung | None:
-    """The engine's own accepted counts, as recorded in the capture; None without steps."""
+def counted_steps(sequences: Iterable[Sequence], k: int, *, trees: bool = False) -> Rung | None:
+    """The engine's own accepted counts, as recorded in the capture, of chains or of trees; None without such steps."""
     counts = []
     for sequence in sequences:
-        if sequence.steps is not None and len(sequence.steps.accepted):
+        if sequence.steps is not None and len(sequence.steps.accepted) and (sequence.steps.parents is not None) == trees:
             accepted = sequence.steps.accepted.clamp(max=k).numpy()
             counts.append(Counts.of(sequence.name, accepted, np.full(len(accepted), k), k))
     return summarise(counts, k, "engine") if counts else None
@@ -260,7 +260,7 @@ def _counters(examination: Examination, counters: Counters) -> None:
         reached = np.array([counters.drafts, *counters.accepted[:-1]])
         pooled = Counts("counters", reached, np.array(counters.accepted), counters.drafts)
         examination.rungs["measured"] = summarise([pooled], len(counters.accepted), "engine")
-    if counters.shape.tree:
+    if counters.shape.tree and examination.case.tree is None:
         examination.next.append(
             f"measured: {counters.shape.words()} accepts more than a chain, which is what the replays are of: serve with one "
             "candidate a step to compare")

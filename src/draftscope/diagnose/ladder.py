@@ -145,7 +145,9 @@ class Ladder:
         name = repr((key, [(p.boundary, p.scale) for p in self.reference or ()]))
         if name not in self._replays:
             draft = self.draft(repair.reading, repair.rebuilt_map)
-            self._replays[name] = replay(draft, sequences, parts=self.case.parts, k=self.case.k, on_tokens=self.on_tokens)
+            self._replays[name] = replay(
+                draft, sequences, parts=self.case.parts, k=self.case.k, tree=self.case.tree, on_tokens=self.on_tokens,
+            )
         return self._replays[name]
 
     def _repaired(self, sequence: Sequence, repair: Repair) -> Sequence:

@@ -43,8 +43,8 @@ def diagnose(inputs: Inputs, report: Report = lambda _: None) -> Diagnosis:
     """
     live = hear(inputs, report) if inputs.url is not None else None
     case = open_case(inputs, report)
-    if live is not None and live.k is not None and inputs.k is None:
-        case.k = live.k
+    if live is not None and live.k is not None and inputs.k is None and live.k != case.k:
+        case.k, case.tree = live.k, None
     return Examination(case, report, live).conclude()
 
 

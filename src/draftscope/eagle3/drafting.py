@@ -13,6 +13,7 @@ from torch import Tensor
 
 from draftscope.eagle3.matching import Prepared
 from draftscope.eagle3.model import Draft, StepMask
+from draftscope.eagle3.tree import TreeShape
 
 _SCORES = 1 << 24
 _LOGITS = 1 << 24
@@ -26,15 +27,19 @@ class Drafted:
         lead: [2, R] int64, tokens that match before the first that does not: as answer row, and as step start.
         gap: [R, K], distance between the two highest logits at step starts; NaN where not looked at.
         score: [R], log-probability of the first token to match at answer rows; NaN outside the draft vocabulary.
+        closed: [2, R] bool, nothing was drafted beyond the tokens that match, so the next token need not be known.
     """
 
     lead: Tensor
     gap: Tensor
     score: Tensor
+    closed: Tensor
 
 
 class Drafter:
-    """Runs a draft K steps from many rows."""
+    """Runs a draft K steps from many rows. `shape`: of the trees that it drafts, None = chains."""
+
+    shape: TreeShape | None = None
 
     def __init__(self, draft: Draft, k: int) -> None:
         self.draft, self.k = draft, k
@@ -50,17 +55,25 @@ class Drafter:
 
     def run(self, batch: list[Prepared]) -> list[Drafted]:
         """Draft from the rows of a batch. Rows that see a NaN or Inf are left at lead 0."""
-        run = _Run(self, batch)
+        run = self.start(batch)
         if run.span:
             run.steps()
         sizes = [len(one.rows) for one in batch]
         return [Drafted(*parts) for parts in zip(
-            run.lead.split(sizes, 1), run.gap.split(sizes), run.score.split(sizes), strict=True,
+            run.lead.split(sizes, 1), run.gap.split(sizes), run.score.split(sizes), run.closed.split(sizes, 1), strict=True,
         )]
 
+    def start(self, batch: list[Prepared]) -> Run:
+        return Run(self, batch)
 
-class _Run:
-    """One batch: its rows one after another [N], and the matrix [B, R] of those that go on, -1 padded."""
+
+class Run:
+    """One batch: its rows one after another [N], and the matrix [B, R] of those that go on, -1 padded.
+
+    `wide`: how many tokens a row drafts at once.
+    """
+
+    wide = 1
 
     def __init__(self, drafter: Drafter, batch: list[Prepared]) -> None:
         self.drafter, self.draft, self.batch = drafter, drafter.draft, batch
@@ -77,6 +90,7 @@ class _Run:
             places.append(first + self.active[first : first + len(one.rows)].nonzero().squeeze(-1))
             first += len(one.rows)
         self.lead = torch.zeros(2, len(self.rows), dtype=torch.int64)
+        self.closed = torch.zeros(2, len(self.rows), dtype=torch.bool)
         dtype = self.draft.dtype
         self.gap = torch.full((len(self.rows), self.k), torch.nan, dtype=dtype)
         self.score = torch.full((len(self.rows),), torch.nan, dtype=dtype)
@@ -101,11 +115,12 @@ class _Run:
         mask = StepMask.of(config)
         first = self.draft(self.draft.project(features), self.draft.embed(given), self.positions, mask)
         del features
-        piece = max(1, _SCORES // (len(self.batch) * config.num_attention_heads * self.span))
+        piece = max(1, _SCORES // (len(self.batch) * config.num_attention_heads * self.span * self.wide))
         for places in self.places.split(piece, 1):
-            self._piece(first, mask, places)
+            self.piece(first, mask, places)
 
-    def _piece(self, first: Tensor, mask: StepMask, places: Tensor) -> None:
+    def piece(self, first: Tensor, mask: StepMask, places: Tensor) -> None:
+        """Draft from the rows at `places` [B, R]: `first` [B, T, H] is the draft's output over the true features."""
         rows = self.rows[places.clamp(min=0)].masked_fill(places < 0, 0)
         hidden = first.gather(1, rows[..., None].expand(-1, -1, first.shape[-1]))
         later = mask.on(rows)
@@ -141,9 +156,10 @@ class _Run:
                 best = logits[starts].topk(min(2, logits.shape[-1]), -1).values
                 self.gap[at[starts], step] = best[:, 0] - best[:, -1]
             if not step:
-                self.score[at] = self._score(logits, self.match[0, at, 0])
+                self.score[at] = self.likelihood(logits, self.match[0, at, 0])
 
-    def _score(self, logits: Tensor, wanted: Tensor) -> Tensor:
+    def likelihood(self, logits: Tensor, wanted: Tensor) -> Tensor:
+        """Log-probability [n] of target ids `wanted` [n]; NaN outside the draft vocabulary."""
         column = torch.where(wanted >= 0, self.drafter.inverse[wanted.clamp(min=0)], -1)
         score = logits.gather(1, column.clamp(min=0)[:, None]).squeeze(1) - logits.logsumexp(-1)
         return score.masked_fill(column < 0, torch.nan)

@@ -170,6 +170,7 @@ def _steps(steps: Steps | None, first: int, end: int) -> Steps | None:
     return Steps(
         start=steps.start[kept], drafted=None if steps.drafted is None else steps.drafted[kept], accepted=steps.accepted[kept],
         states=None if steps.states is None else steps.states[kept], left_out=steps.left_out + len(steps.start) - len(kept),
+        parents=None if steps.parents is None else steps.parents[kept],
     )
 
 

@@ -1,9 +1,10 @@
-"""Speculative decoding with an EAGLE-3 draft: draft a chain, verify it in one pass of the target, keep what matches.
+"""Speculative decoding with an EAGLE-3 draft: draft a chain or a tree, verify it in one pass of the target, keep what matches.
 
-Greedy, batched, rows of a batch progressing each at its own speed. Plain decoding is the same code with chains of length
-0. Conventions: row t of the draft holds the target's states at token t and the embedding of token t+1, at position t
+Batched, rows of a batch progressing each at its own speed. Plain decoding is the same code with chains of length 0.
+Conventions: row t of the draft holds the target's states at token t and the embedding of token t+1, at position t
 (SGLang `eagle_worker_v2.py`, vLLM `set_inputs_first_pass`); rows that were accepted are extended with their true features.
-Shapes: R rows of the batch, W tokens of a pass, K drafted tokens, S slots, Ht target width, H draft width.
+Shapes: R rows of the batch, W tokens of a pass, K drafted tokens, D longest path of a tree, S slots, Ht target width, H draft
+width.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import torch
@@ -21,7 +22,12 @@ from torch.nn import functional as F
 from draftscope.eagle3.drafter import Drafter
 from draftscope.eagle3.generated import Generated
 from draftscope.eagle3.model import Draft
+from draftscope.eagle3.sampling import Draws, Sampling
+from draftscope.eagle3.stopping import StopStrings
+from draftscope.eagle3.tree import Tree, TreeShape
+from draftscope.eagle3.verifying import Proposal, Verdict, verify_greedy, verify_sampled
 from draftscope.errors import DraftscopeError, UsageError
+from draftscope.target.cache import Branches
 from draftscope.target.wiring import Wiring
 
 if TYPE_CHECKING:
@@ -40,7 +46,11 @@ class Rows:
         fc_input: [W, S, Ht] in the target's dtype.
         fc_output: [W, H].
         last: [W, Ht] last state before the final norm.
-        verified_ids: [W] what the target chose after the row; -1 where it wasn't asked (inside the prompt).
+        verified_ids: [W] what the target chose after the row; -1 where it wasn't asked (inside the prompt, or off the path
+            that sampling took).
+        depths: [W] position of each row less `start`; None = 0, 1, 2, ...
+        parents: [K] of a tree, drafted token (counted from 0) that each goes on from, -1 = the first row; None = a chain.
+        kept: [W] bool, rows of a verify step that stand; None = the first ones.
     """
 
     start: int
@@ -49,6 +59,9 @@ class Rows:
     fc_output: Tensor
     last: Tensor
     verified_ids: Tensor
+    depths: Tensor | None = None
+    parents: Tensor | None = None
+    kept: Tensor | None = None
 
 
 class Observer(Protocol):
@@ -59,7 +72,10 @@ class Observer(Protocol):
         ...
 
     def step(self, request: int, rows: Rows, accepted: int, drafted: Tensor, states: Tensor) -> None:
-        """One verify step: K+1 rows, the count, drafted ids [K], the draft's outputs [K, H] that they came from."""
+        """One verify step: K+1 rows, the count, drafted ids [K], the draft's outputs [K, H] that they came from.
+
+        Of a tree with fewer nodes than its shape allows there are fewer rows: K is then that tree's.
+        """
         ...
 
     def done(self, generated: Generated) -> None:
@@ -68,43 +84,57 @@ class Observer(Protocol):
 
 
 def generate(target: Target, draft: Draft | None, prompts: Sequence[Sequence[int]], *, wiring: Wiring, k: int = 3,
-             max_new: int = 64, stop_ids: frozenset[int] = frozenset(), rows: int = 1, context: int | None = None,
-             feedback: Literal["pre", "post"] | None = None, observer: Observer | None = None,
-             on_tokens: Callable[[int], None] | None = None) -> list[Generated]:
-    """Answer every prompt, greedily, at most `rows` at once; a finished row makes room for the next prompt.
+             tree: TreeShape | None = None, sampling: Sampling | None = None, max_new: int = 64,
+             stop_ids: frozenset[int] = frozenset(), stop: StopStrings | None = None, rows: int = 1, context: int | None = None,
+             feedback: Literal["pre", "post"] | None = None, seeds: Sequence[int] | None = None,
+             observer: Observer | None = None, on_tokens: Callable[[int], None] | None = None) -> list[Generated]:
+    """Answer every prompt, at most `rows` at once; a finished row makes room for the next prompt.
 
-    In float32 the text is that of plain decoding (`draft=None`), but for places where the target's two best logits are
-    closer than rounding (see `generated.divergence`).
+    Greedily in float32 the text is that of plain decoding (`draft=None`), but for places where the target's two best logits
+    are closer than rounding (see `generated.divergence`). With `sampling` it is distributed as that of plain decoding.
 
     Args:
         prompts: token ids, none empty.
         wiring: which target states the draft gets.
         k: drafted tokens per step (the chain's length).
+        tree: drafts trees of this shape instead.
+        sampling: None = greedy.
         stop_ids: tokens that end the text, kept as its last token.
+        stop: strings that end it; the token that completes one is kept as its last.
         context: most tokens of prompt and text together; None = the target's `max_position_embeddings`.
         feedback: the state fed back to the next draft step; None = as the draft's configuration says.
+        seeds: of each prompt's draws; None = `sampling.seed_of` its number. A text does not depend on what else is answered.
         observer: sees every pass. Plain decoding has none.
         on_tokens: called after every pass with the number of tokens that it added to texts.
 
     Raises:
         DraftscopeError: a prompt that is empty, too long or outside the vocabulary, or a draft that does not go with the target.
+        UsageError: settings that do not go together.
     """
     context = context or int(getattr(target.config, "max_position_embeddings", None) or 2**31)
+    if draft is not None and tree is None and sampling is not None and sampling.draft == "probabilistic":
+        shape: TreeShape | None = TreeShape(1, k, k + 1)  # drawn tokens: a chain is a tree without siblings
+    else:
+        shape = None if draft is None else tree
     _check(target, draft, prompts, wiring, k, max_new, context)
-    k = 0 if draft is None else k
+    _check_drawing(draft, shape, sampling)
+    k = 0 if draft is None else k if shape is None else shape.drafted
+    depth = k if shape is None else shape.steps
+    scratch = k if shape is None else max(k, depth, shape.expanded)
     rows = max(1, min(rows, len(prompts)))
-    capacity = min(max(map(len, prompts), default=0) + max_new, context) + k + 1
+    capacity = min(max(map(len, prompts), default=0) + max_new, context) + scratch + 1
     taps = () if draft is None else wiring.slots
     cache = target.new_cache(rows, capacity)
-    drafter = None if draft is None else Drafter(draft, k, rows, capacity, feedback)
+    drafter = None if draft is None else Drafter(draft, k, rows, capacity, feedback, shape, sampling)
     results = [Generated(request) for request in range(len(prompts))]
     waiting = deque(results)
     held: list[Generated | None] = [None] * rows
     bonus = torch.zeros(rows, dtype=torch.int64)  # chosen by the target after each row's last state, not yet read by it
+    draws: dict[int, Draws] = {}  # of the requests in progress
 
     def keep(request: Generated, tokens: list[int]) -> int:
         before = len(request.token_ids)
-        request.append(tokens, stop_ids, max_new, context - len(prompts[request.request]))
+        request.append(tokens, stop_ids, max_new, context - len(prompts[request.request]), stop)
         return len(request.token_ids) - before
 
     with torch.inference_mode():
@@ -121,7 +151,14 @@ def generate(target: Target, draft: Draft | None, prompts: Sequence[Sequence[int
                 seen = target.forward(ids, taps, cache=cache, rows=at)
                 cache.commit(counts, at)
                 ends = torch.arange(len(at)), counts - 1
-                bonus[at] = target.logits(seen.post[ends]).argmax(-1).cpu()
+                logits = target.logits(seen.post[ends])
+                if sampling is None:
+                    bonus[at] = logits.argmax(-1).cpu()
+                else:
+                    for i, request in enumerate(fresh):
+                        number = request.request
+                        draws[number] = sampling.draws(number) if seeds is None else Draws(seeds[number])
+                        bonus[free[i]] = draws[number].choose(sampling.distribution(logits[i].cpu()))
                 if drafter is not None:
                     features = wiring.apply(seen.taps, counts)
                     hidden = drafter.draft.project(features)
@@ -148,39 +185,83 @@ def generate(target: Target, draft: Draft | None, prompts: Sequence[Sequence[int
                 return results
             at = torch.tensor([row for row, _ in live])
             some = at if len(live) < rows else None  # None spares the caches a copy of their past
+            chances = [draws[request.request] for _, request in live] if sampling is not None else []
 
-            # Draft: a chain of K tokens per row.
-            drafted, states = drafter.propose(some) if drafter is not None else (bonus.new_empty(len(live), 0), None)
+            # Draft: K tokens per row.
+            proposal = Proposal(bonus.new_empty(len(live), 0), None) if drafter is None else drafter.propose(some, chances)
+            drafted, grown = proposal.tokens, proposal.tree
 
-            # Verify: the target reads the token it chose last and the chain, which counts up to its first miss.
-            ids = torch.cat([bonus[at, None], drafted], 1)
+            # Verify: the target reads the token it chose last and those drafted, which count as far as they are its own.
+            ids = torch.cat([bonus[at, None], drafted.clamp(min=0)], 1)
             starts = cache.lengths[at]
-            seen = target.forward(ids, taps, cache=cache, rows=some)
-            chosen = target.logits(seen.post).argmax(-1).cpu()
-            accepted = (chosen[:, :-1] == drafted).cumprod(-1).sum(-1)
-            cache.commit(accepted + 1, some)
-            bonus[at] = chosen.gather(1, accepted[:, None])[:, 0]
+            seen = target.forward(ids, taps, cache=cache, rows=some, branches=None if grown is None else _branches(grown))
+            logits = target.logits(seen.post)
+            if sampling is None:
+                verdict = verify_greedy(proposal, logits.argmax(-1).cpu(), depth)
+            else:
+                verdict = verify_sampled(proposal, logits.cpu(), depth, sampling, chances,
+                                         None if draft is None else draft.target_ids.cpu())
+            accepted = verdict.accepted
+            if verdict.path is None:
+                cache.commit(accepted + 1, some)
+            else:
+                cache.keep(verdict.path, accepted + 1, some)
+            following = verdict.along(verdict.chosen).clamp(min=0)  # beyond the accepted ones nothing counts
+            bonus[at] = following.gather(1, accepted[:, None])[:, 0]
             added = 0
             for i, (row, request) in enumerate(live):
                 request.accepted_counts.append(int(accepted[i]))
                 request.drafted_ids.append(drafted[i].tolist())
-                added += keep(request, chosen[i, : int(accepted[i]) + 1].tolist())
+                if grown is not None and tree is not None:
+                    request.draft_parents.append(grown.parents[i].tolist())
+                added += keep(request, following[i, : int(accepted[i]) + 1].tolist())
                 held[row] = request if request.finish is None else None
 
             # Extend: the draft over the accepted rows, now with their true features.
             if drafter is not None:
-                features = wiring.apply(seen.taps, torch.full_like(accepted, k + 1), starts)
+                features = _features(wiring, seen.taps, verdict, starts)
                 hidden = drafter.draft.project(features)
-                if observer is not None and states is not None:
+                if observer is not None and proposal.states is not None:
                     for i, (_, request) in enumerate(live):
-                        block = Rows(int(starts[i]), ids[i], features[i], hidden[i], seen.last[i], chosen[i])
-                        observer.step(request.request, block, int(accepted[i]), drafted[i], states[i])
+                        block = Rows(int(starts[i]), ids[i], features[i], hidden[i], seen.last[i], verdict.chosen[i])
+                        shown = len(drafted[i])
+                        if grown is not None and tree is not None:
+                            shown = int((drafted[i] >= 0).sum())
+                            block = _of_tree(block, grown, verdict, i, shown)
+                        observer.step(request.request, block, int(accepted[i]), drafted[i, :shown], proposal.states[i, :shown])
                         if request.finish is not None:
                             observer.done(request)
                 width = int(accepted.max()) + 1
-                drafter.extend(hidden[:, :width], chosen[:, :width], accepted + 1, some)
+                drafter.extend(verdict.along(hidden)[:, :width], following[:, :width], accepted + 1, some)
             if on_tokens is not None:
                 on_tokens(added)
+
+
+def _branches(tree: Tree) -> Branches:
+    return Branches(F.pad(tree.depths, (1, 0)), tree.seen())
+
+
+def _features(wiring: Wiring, taps: Tensor, verdict: Verdict, starts: Tensor) -> Tensor:
+    """What the draft gets of the states [R, W, S, Ht] of a verify step. Of a tree an engine hands it the path, so that is the
+    block of rows in which states shift."""
+    if verdict.path is None:
+        return wiring.apply(taps, torch.full_like(verdict.accepted, taps.shape[1]), starts)
+    features = replace(wiring, shift=0, poison=0).apply(taps, torch.full_like(verdict.accepted, taps.shape[1]))
+    if wiring.shift or wiring.poison:
+        features = features.clone()
+        along = wiring.apply(verdict.along(taps), verdict.accepted + 1, starts)
+        features[torch.arange(len(taps))[:, None], verdict.path] = along
+    return features
+
+
+def _of_tree(block: Rows, tree: Tree, verdict: Verdict, i: int, shown: int) -> Rows:
+    """Row i's block with what makes it a tree, without the nodes that this tree lacks."""
+    assert verdict.path is not None
+    kept = torch.zeros(len(block.token_ids), dtype=torch.bool)
+    kept[verdict.path[i]] = True
+    n = shown + 1
+    return Rows(block.start, block.token_ids[:n], block.fc_input[:n], block.fc_output[:n], block.last[:n], block.verified_ids[:n],
+                depths=F.pad(tree.depths[i, :shown], (1, 0)), parents=tree.parents[i, :shown], kept=kept[:n])
 
 
 def _pad(prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
@@ -212,3 +293,13 @@ def _check(target: Target, draft: Draft | None, prompts: Sequence[Sequence[int]]
         )
     if int(draft.target_ids.max()) >= vocab or int(draft.target_ids.min()) < 0:
         raise DraftscopeError(f"the draft's map leads to token {int(draft.target_ids.max())}, the target knows {vocab}")
+
+
+def _check_drawing(draft: Draft | None, shape: TreeShape | None, sampling: Sampling | None) -> None:
+    if draft is None:
+        return
+    if shape is not None and shape.topk > draft.config.draft_vocab_size:
+        raise UsageError(f"topk {shape.topk} with a draft vocabulary of {draft.config.draft_vocab_size} tokens")
+    if sampling is not None and sampling.draft == "probabilistic" and len(draft.target_ids.unique()) < len(draft.target_ids):
+        raise DraftscopeError("the draft's map leads from several draft ids to one token, so what it draws has no distribution",
+                              remedy="Mend the map (`draftscope lint`), or draft greedily")

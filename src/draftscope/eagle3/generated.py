@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from draftscope.eagle3.counting import Acceptance
+from draftscope.eagle3.stopping import StopStrings
+
 if TYPE_CHECKING:
     from draftscope.target.model import Target
 
@@ -24,8 +27,9 @@ class Generated:
         token_ids: the new tokens, the stop token included.
         accepted_counts: per verify step, drafted tokens that the verifier accepted (bonus excluded), as counted before
             the text was cut.
-        drafted_ids: per verify step, the K target ids that were verified.
-        finish: what ended it.
+        drafted_ids: per verify step, the K target ids that were verified; -1 where a tree has fewer nodes.
+        draft_parents: of trees, per verify step, the column of the drafted token that each goes on from, -1 = the root.
+        finish: what ended it; stopped_by: the stop string, where it was one.
         cut: the last step's tokens go on beyond the end of the text.
         started, first_token, ended: `time.perf_counter` before its prefill, after it, and at its end.
     """
@@ -34,18 +38,24 @@ class Generated:
     token_ids: list[int] = field(default_factory=list)
     accepted_counts: list[int] = field(default_factory=list)
     drafted_ids: list[list[int]] = field(default_factory=list)
+    draft_parents: list[list[int]] = field(default_factory=list)
     finish: Literal["stop", "length", "context"] | None = None
+    stopped_by: str | None = None
     cut: bool = False
     started: float = 0.0
     first_token: float = 0.0
     ended: float = 0.0
 
-    def append(self, tokens: Sequence[int], stop_ids: frozenset[int], max_new: int, room: int) -> None:
+    def append(self, tokens: Sequence[int], stop_ids: frozenset[int], max_new: int, room: int,
+               stop: StopStrings | None = None) -> None:
         """Add what a pass yielded, up to the end of the text."""
+        seek = stop is not None and stop.found([*self.token_ids, *tokens]) is not None
         for taken, token in enumerate(tokens, 1):
             self.token_ids.append(token)
             if token in stop_ids:
                 self.finish = "stop"
+            elif seek and stop is not None and (found := stop.found(self.token_ids)) is not None:
+                self.finish, self.stopped_by = "stop", found
             elif len(self.token_ids) >= max_new:
                 self.finish = "length"
             elif len(self.token_ids) >= room:
@@ -61,7 +71,7 @@ class Summary:
     """Acceptance and speed over all verify steps of some requests.
 
     Attributes:
-        k: length of the drafted chains, 0 for plain decoding.
+        k: length of the drafted chains or depth of the trees, 0 for plain decoding.
         steps: verify steps; cut_steps of them go beyond the end of their text, and are counted as the verifier counted.
         accepted: per draft position, steps that accepted it (K numbers).
         accept_length: mean tokens per verify step, bonus included; None without steps.
@@ -87,15 +97,10 @@ class Summary:
 
 def summarise(results: Sequence[Generated], k: int) -> Summary:
     """Pooled over all steps of all requests, so that the accept length is 1 + the sum of `joint`."""
-    counts = [count for generated in results for count in generated.accepted_counts]
-    accepted = [sum(count > position for count in counts) for position in range(k)]
-    steps = len(counts)
-    reached = [steps, *accepted]
+    found = Acceptance.of((count for generated in results for count in generated.accepted_counts), k)
     return Summary(
-        k=k, requests=len(results), steps=steps, cut_steps=sum(g.cut and bool(g.accepted_counts) for g in results),
-        accepted=accepted, accept_length=1 + sum(accepted) / steps if steps else None,
-        joint=[n / steps for n in accepted] if steps else [],
-        conditional=[n / before if before else None for n, before in zip(accepted, reached, strict=False)],
+        k=k, requests=len(results), steps=found.steps, cut_steps=sum(g.cut and bool(g.accepted_counts) for g in results),
+        accepted=list(found.accepted), accept_length=found.length, joint=found.joint, conditional=found.conditional,
         tokens=sum(len(g.token_ids) for g in results),
         seconds=max((g.ended for g in results), default=0.0) - min((g.started for g in results), default=0.0),
     )

@@ -25,6 +25,8 @@ from draftscope.eagle3.drafting import Drafted, Drafter
 from draftscope.eagle3.matching import Matcher, Prepared, Text, answer_rows
 from draftscope.eagle3.model import Draft
 from draftscope.eagle3.replayed import Gate, NearTie, Outcome, Replay, Replayed, StepOutcome, compare
+from draftscope.eagle3.tree import TreeShape
+from draftscope.eagle3.treedrafting import TreeDrafter
 from draftscope.errors import UsageError
 from draftscope.states.types import Sequence, Steps
 
@@ -38,8 +40,8 @@ _BATCH_TOKENS = 4096
 
 
 def replay(
-    draft: Draft, sequences: Iterable[Sequence], *, parts: TargetParts | None = None, k: int = 3, text: Text = "auto",
-    on_tokens: Callable[[int], None] | None = None,
+    draft: Draft, sequences: Iterable[Sequence], *, parts: TargetParts | None = None, k: int = 3, tree: TreeShape | None = None,
+    text: Text = "auto", on_tokens: Callable[[int], None] | None = None,
 ) -> Replay:
     """Run the draft over recorded states.
 
@@ -49,6 +51,7 @@ def replay(
         parts: final norm and head of the target, to tell who wrote the text and, where it was not the target, what the
             target would have written.
         k: drafted tokens per step.
+        tree: drafts trees of this shape instead; K is then their depth, and A_t the longest path that the text follows.
         text: `own` or `other` overrides that decision for all sequences.
         on_tokens: told how many feature rows were just replayed.
 
@@ -58,7 +61,9 @@ def replay(
     """
     if k < 1:
         raise UsageError(f"k is {k}; a step drafts at least one token")
-    matcher, drafter = Matcher(draft, parts, k, text), Drafter(draft, k)
+    drafter = Drafter(draft, k) if tree is None else TreeDrafter(draft, tree)
+    k = drafter.k
+    matcher = Matcher(draft, parts, k, text)
     result = Replay(k)
     names: dict[str, int] = {}
     with torch.no_grad():
@@ -134,19 +139,20 @@ def _span(one: Prepared) -> int:
 
 def _judge(one: Prepared, drafted: Drafted, drafter: Drafter) -> Replayed:
     k = drafter.k
-    limit = (one.to_match >= 0).sum(-1)
+    limit = (one.to_match >= 0).sum(-1).masked_fill(drafted.closed, k)
     answer = _outcome(one.rows, drafted.lead[0], limit[0], one.answers, k)
-    steps = None
-    if one.sequence.steps is not None:
+    steps, recorded = None, one.sequence.steps
+    unlike = recorded is not None and not _alike(recorded, drafter.shape)
+    if recorded is not None and not unlike:
         starts = _outcome(one.rows, drafted.lead[1], limit[1], one.steps, k)
-        steps = _judge_steps(one.sequence.steps, one.placed, starts, drafted.gap[one.steps])
+        steps = _judge_steps(recorded, one.placed, starts, drafted.gap[one.steps])
     wanted, score = one.to_match[0, one.answers, 0], drafted.score[one.answers]
     seeing = one.rows[one.answers] >= one.finite
     usable = (wanted >= 0) & ~seeing
     inside = usable & torch.isfinite(score)
     return Replayed(
         name=one.sequence.name, written=one.written, share=one.share, checked=one.checked, last_norm=one.last_norm,
-        answer=answer, steps=steps, nonfinite=int(seeing.sum()),
+        answer=answer, steps=steps, nonfinite=int(seeing.sum()), unlike=unlike,
         walk=None if one.walked is None else answer.take(walk(one.walked, answer.rows, answer.accepted)),
         likelihood=Likelihood(
             total=-float(score[inside].sum(dtype=torch.float64)), inside=int(inside.sum()),
@@ -159,10 +165,26 @@ def _outcome(rows: Tensor, lead: Tensor, limit: Tensor, chosen: Tensor, k: int) 
     return Outcome(rows[chosen].numpy(), lead[chosen].numpy(), limit[chosen].numpy(), k)
 
 
+def _alike(steps: Steps, shape: TreeShape | None) -> bool:
+    """Whether the engine drafted what is replayed: chains, or trees that such a shape can give."""
+    if steps.parents is None or shape is None:
+        return steps.parents is None and shape is None
+    if steps.drafted is None or not len(steps.drafted):
+        return True
+    there = steps.drafted >= 0
+    up = torch.cat([torch.zeros(len(there), 1, dtype=torch.int64), steps.parents + 1], 1)
+    depths = torch.zeros_like(up)
+    for _ in range(shape.steps + 1):
+        depths = torch.cat([depths[:, :1], depths.gather(1, up)[:, 1:] + 1], 1)
+    siblings = torch.zeros_like(up).scatter_add(1, up[:, 1:], there.long())
+    return int(there.sum(1).max()) == shape.drafted and int(depths[:, 1:][there].max()) <= shape.steps and int(
+        siblings.max()) <= shape.topk
+
+
 def _judge_steps(steps: Steps, placed: Tensor, found: Outcome, gaps: Tensor) -> StepOutcome:
     """Tokens that the engine did not draft in a step count as not accepted, as its own counters have it."""
     depth = np.full(len(placed), found.k)
-    if steps.drafted is not None:
+    if steps.drafted is not None and steps.parents is None:
         depth = np.minimum((steps.drafted[placed] >= 0).sum(-1).numpy(), found.k)
     told = (found.lead < found.limit) | (found.limit >= depth)
     outcome = Outcome(found.rows, np.minimum(found.lead, depth), np.where(told, found.k, found.limit), found.k)

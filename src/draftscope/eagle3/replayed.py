@@ -51,7 +51,7 @@ class StepOutcome:
     Attributes:
         outcome: one row per step.
         recorded: [N] int64, accepted counts as the engine counted them.
-        gap: [N, K], distance between the draft's two highest logits.
+        gap: [N, K], distance between the draft's two highest logits; of trees the least margin by which a node was taken.
         unplaced: steps of the request that have no start among the rows.
     """
 
@@ -75,6 +75,7 @@ class Replayed:
         walk: the answer rows that a server would have drafted from; None on text that the target did not write.
         steps: the recorded verify steps, or None.
         nonfinite: answer rows that see a NaN or Inf; they accept nothing and have no likelihood.
+        unlike: there are recorded steps, but of chains or trees of another shape than was replayed.
     """
 
     name: str
@@ -87,11 +88,15 @@ class Replayed:
     steps: StepOutcome | None
     likelihood: Likelihood
     nonfinite: int = 0
+    unlike: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class NearTie:
-    """A step whose replay differs from the count only where the draft's two best logits are closer than 1e-4."""
+    """A step whose replay differs from the count only where the draft's two best logits are closer than 1e-4.
+
+    Of a tree the gap is the least distance in log-probability at which a node was taken or left.
+    """
 
     name: str
     row: int

@@ -97,7 +97,7 @@ def _one(draft: Draft, sequence: Sequence, maps: dict[str, Tensor], figures: Fig
     output = draft(hidden[None], draft.embed(sequence.draft_inputs(usable))[None], sequence.positions[None, :usable], mask)[0]
     starts, states = steps.start[placed], steps.states[placed].to(dtype)
     _add(figures, "layer", relative_error(output[starts], states[:, 0]))
-    if steps.drafted is not None:
+    if steps.drafted is not None and steps.parents is None:
         _heads(draft, states, steps, placed, maps, figures)
         _feedback(draft, mask, states, steps, placed, sequence.positions, figures)
     return len(placed)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from draftscope.eagle3.generate import Rows
 from draftscope.eagle3.generated import Generated
+from draftscope.eagle3.tree import TreeShape
 from draftscope.states.capture import write_trace
 from draftscope.states.types import Trace
 
@@ -112,6 +113,8 @@ class Capture:
             if recording is None:
                 return
             by_step = {"draft_token_ids": drafted[None], "accepted_counts": torch.tensor([accepted])}
+            if rows.parents is not None:
+                by_step["draft_parents"] = rows.parents[None]
             if self._optional["draft_states"]:
                 by_step["draft_states"] = states[None]
             # Once a step did not fit, none after it may: the middle of a request must not be missing.
@@ -136,8 +139,10 @@ class Capture:
         count = len(rows.token_ids)
         index = torch.arange(count)
         by_row = {
-            "fc_input": rows.fc_input.flatten(1), "token_ids": rows.token_ids, "accepted": index < accepted,
-            "positions": rows.start + index, "phase": torch.full((count,), phase, dtype=torch.uint8),
+            "fc_input": rows.fc_input.flatten(1), "token_ids": rows.token_ids,
+            "accepted": index < accepted if rows.kept is None else rows.kept,
+            "positions": rows.start + (index if rows.depths is None else rows.depths),
+            "phase": torch.full((count,), phase, dtype=torch.uint8),
             "step": torch.full((count,), recording.number_of_steps if phase else -1), "verified_ids": rows.verified_ids,
         }
         if self._optional["last_hidden"]:
@@ -158,7 +163,8 @@ class Capture:
     def _write(self, request: int) -> None:
         recording = self._open.pop(request)
         path = self.folder / f"request_{request}.safetensors"
-        columns: dict[str, Any] = {name: torch.cat(tensors) for name, tensors in (recording.rows | recording.steps).items()}
+        columns: dict[str, Any] = {name: torch.cat(tensors) for name, tensors in recording.rows.items()}
+        columns |= {name: _stacked(tensors) for name, tensors in recording.steps.items()}
         write_trace(path, Trace(name=path.name, **columns))
         size = path.stat().st_size
         self._spent += size - recording.size
@@ -181,11 +187,27 @@ class Capture:
         self._open.clear()
 
 
-def description(*, model: str, draft: str, layer_ids: list[int] | None, k: int) -> dict[str, Any]:
-    """What `capture.json` says of a capture under transformers. `layer_ids` are boundaries, as the draft's config names them."""
+def _stacked(tensors: list[Tensor]) -> Tensor:
+    """One tensor for all steps; a tree with fewer nodes than others is padded with -1, or with zeros where it has states."""
+    if tensors[0].dim() == 1:
+        return torch.cat(tensors)
+    widest = max(tensor.shape[1] for tensor in tensors)
+    return torch.cat([
+        torch.cat([t, t.new_full((1, widest - t.shape[1], *t.shape[2:]), 0 if t.is_floating_point() else -1)], 1) for t in tensors
+    ])
+
+
+def description(*, model: str, draft: str, layer_ids: list[int] | None, k: int, tree: TreeShape | None = None) -> dict[str, Any]:
+    """What `capture.json` says of a capture under transformers. `layer_ids` are boundaries, as the draft's config names them.
+
+    `num_spec_tokens` is K of the step tensors: the chain's length, or a tree's drafted nodes.
+    """
     import transformers
 
+    shape: dict[str, Any] = {"num_spec_tokens": k, "topk": 1} if tree is None else {
+        "num_spec_tokens": tree.drafted, "topk": tree.topk, "num_steps": tree.steps, "num_draft_tokens": tree.nodes,
+    }
     return {
         "engine": "transformers", "engine_version": transformers.__version__, "model": model, "draft": draft,
-        "layer_ids": layer_ids, "num_spec_tokens": k, "topk": 1, "temperature": 0.0,
+        "layer_ids": layer_ids, **shape, "temperature": 0.0,
     }

@@ -14,11 +14,12 @@ from draftscope.pipeline.conversations import Renderer
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One line: its number (the first is 0), its `id` if it has one, and the prompt's token ids."""
+    """One line: its number (the first is 0), its `id` if it has one, the prompt's token ids, and its `kind` if it has one."""
 
     index: int
     id: str
     token_ids: list[int]
+    kind: str | None = None
 
 
 class Tokenizing(Protocol):
@@ -55,7 +56,8 @@ def read_prompts(path: Path, target: Tokenizing, *, limit: int | None = None) ->
                         str(error), where=f"{path}, line {index + 1}",
                         remedy='A line is {"messages": [...]}, {"prompt": "text"} or {"token_ids": [...]}',
                     ) from None
-                prompts.append(Prompt(index, str(row.get("id", index)), ids))
+                kind = row.get("kind")
+                prompts.append(Prompt(index, str(row.get("id", index)), ids, kind if isinstance(kind, str) else None))
     except OSError as error:
         raise DraftscopeError(error.strerror or "cannot be read", where=str(path)) from None
     if not prompts:

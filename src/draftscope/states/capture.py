@@ -24,7 +24,7 @@ DEEP = False
 PART = SUFFIX + ".part"
 """What a file is called while it is written; found later, it is what its writer left when it was killed."""
 
-NUMBERS = frozenset({"layer_ids", "num_spec_tokens", "topk", "temperature"})
+NUMBERS = frozenset({"layer_ids", "num_spec_tokens", "topk", "num_steps", "num_draft_tokens", "temperature"})
 """Metadata that is JSON rather than text."""
 
 
@@ -145,6 +145,11 @@ def _read_steps(opened: TensorFile, trace: Trace) -> None:
             tensor = opened.integers(name, 2, "[steps, K]").to(torch.int64)
             counts[name], widths[name] = tensor.shape
             setattr(trace, name, tensor)
+    if trace.draft_parents is not None:
+        columns = torch.arange(trace.draft_parents.shape[1])
+        if bool(((trace.draft_parents < -1) | (trace.draft_parents >= columns)).any()):
+            raise opened.fail("names a parent that does not come before its token: a column below its own, or -1, the first row",
+                              "draft_parents", "layout")
     if _has_steps(opened, "draft_states"):
         trace.draft_states = opened.floats("draft_states", 3, "[steps, K, width]")
         counts["draft_states"], widths["draft_states"], _ = trace.draft_states.shape

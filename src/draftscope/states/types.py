@@ -62,7 +62,8 @@ class Trace:
         last_hidden: [R, Ht] or None; fc_output: [R, H] or None (what `fc` returned).
         draft_input_ids: [R] int64 or None, the token that the draft was given with the row.
         prefix_token_ids: [P] int64 or None, tokens before the first row that the server took from its prefix cache.
-        draft_token_ids: [steps, K] int64, -1 padded; draft_parents: [steps, K] or None for a chain.
+        draft_token_ids: [steps, K] int64, -1 padded; draft_parents: [steps, K] int64, column of the drafted token that each
+            goes on from, -1 = the step's first row, or None for chains.
         accepted_counts: [steps] int64, bonus excluded.
         draft_states: [steps, K, H], draft layer's output before its final norm that produced each drafted id.
     """
@@ -88,13 +89,14 @@ class Trace:
 
 @dataclass(slots=True)
 class Steps:
-    """Verify steps of one sequence, chains only.
+    """Verify steps of one sequence.
 
     Attributes:
         start: [N] int64, accepted row from which the step drafts.
         drafted: [N, K] int64 target ids, -1 padded; None = not recorded.
         accepted: [N] int64, as the engine counted.
         states: [N, K, H] or None, the draft's states before its final norm.
+        parents: [N, K] of trees, column of the drafted token that each goes on from, -1 = none; None = chains.
         left_out: steps of the request that could not be placed.
     """
 
@@ -103,6 +105,7 @@ class Steps:
     accepted: Tensor
     states: Tensor | None
     left_out: int = 0
+    parents: Tensor | None = None
 
 
 @dataclass(slots=True)
@@ -179,7 +182,7 @@ def from_trace(trace: Trace, slots: int) -> Sequence:
 
 
 def _place_steps(trace: Trace, kept: Tensor) -> Steps | None:
-    if trace.accepted_counts is None or trace.step is None or trace.draft_parents is not None:
+    if trace.accepted_counts is None or trace.step is None:
         return None
     step_of_kept = trace.step[kept]
     starts, chosen = [], []
@@ -195,6 +198,7 @@ def _place_steps(trace: Trace, kept: Tensor) -> Steps | None:
         accepted=trace.accepted_counts[index],
         states=None if trace.draft_states is None else trace.draft_states[index],
         left_out=len(trace.accepted_counts) - len(chosen),
+        parents=None if trace.draft_parents is None else trace.draft_parents[index],
     )
 
 

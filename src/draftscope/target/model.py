@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from draftscope.boundaries import Boundary
 from draftscope.errors import DraftscopeError, UsageError
 from draftscope.states.tensorfile import read_json
-from draftscope.target.cache import RaggedCache
+from draftscope.target.cache import Branches, RaggedCache
 from draftscope.target.families import family_of, lacks_cache
 from draftscope.target.parts import TargetParts, assemble, read_config, tensor_files, text_prefix
 from draftscope.target.sizes import check_model, check_sizes, read_shapes
@@ -113,33 +113,35 @@ class Target:
 
     def forward(
         self, ids: Tensor, taps: Sequence[Boundary], *, cache: RaggedCache | None = None, rows: Tensor | None = None,
+        branches: Branches | None = None,
     ) -> Forward:
         """Run [R, W] tokens and capture the taps; no other state is kept.
 
         Without a cache the rows start at position 0 and are causal; what is padded on their right never reaches a real
-        token. With one they continue its rows (`rows`: which, None = all); the caller commits how many tokens to keep.
+        token. With one they continue its rows (`rows`: which, None = all) as chains, or as `branches` of a tree; the caller
+        commits how many tokens to keep.
         No gradient is recorded.
 
         Raises:
             UsageError: a tap that this target does not have.
         """
         streams, partials = self._needed(taps)
-        run = self.run(ids, streams, partials, cache=cache, rows=rows)
+        run = self.run(ids, streams, partials, cache=cache, rows=rows, branches=branches)
         last = run.streams[self.layers]
         found = [_pick(tap, run) for tap in taps]
         return Forward(torch.stack(found, -2) if found else last.new_empty(*last.shape[:2], 0, self.width), last, run.post)
 
     def run(
         self, ids: Tensor, streams: set[int], partials: set[int], *, cache: RaggedCache | None = None, rows: Tensor | None = None,
+        branches: Branches | None = None,
     ) -> Run:
         """`forward` for boundary indices: the states themselves, nothing stacked or copied."""
         with torch.no_grad(), _capture(self._layers, self._norm, self.family.mlp_input, streams, partials) as (held, between):
             arguments: dict[str, Any] = {"use_cache": False}
             if cache is not None:
-                positions, mask = cache.begin(ids.shape[1], rows)
-                positions = positions.to(self.device)
-                arguments = {"position_ids": positions, "attention_mask": self._masks(mask, positions), "cache": cache,
-                             "use_cache": True}
+                positions, mask = cache.begin(ids.shape[1], rows, branches)
+                arguments = {"position_ids": positions.to(self.device), "attention_mask": self._masks(cache, mask, positions),
+                             "cache": cache, "use_cache": True}
             post: Tensor = self._body(ids.to(self.device), **arguments).last_hidden_state
         return Run(held, between, post)
 
@@ -162,14 +164,13 @@ class Target:
                 where=name, remedy="The tokens come from another model's tokenizer",
             )
 
-    def _masks(self, mask: Tensor, positions: Tensor) -> Tensor | dict[str, Tensor]:
+    def _masks(self, cache: RaggedCache, mask: Tensor, positions: Tensor) -> Tensor | dict[str, Tensor]:
         """The cache's boolean mask as this family's attention takes it: windows applied, additive for eager attention."""
         window = getattr(self.config, "sliding_window", None) if self.family.sliding != "none" else None
         mask = mask.to(self.device)
         narrow = mask
         if window is not None:
-            keys = torch.arange(mask.shape[-1], device=mask.device)
-            narrow = mask & (keys > positions[:, None, :, None] - window)
+            narrow = mask & (cache.distances(positions) < window).to(self.device)
         if self.config._attn_implementation == "eager":
             lowest = torch.finfo(self.dtype).min
             mask, narrow = ((~m).to(self.dtype) * lowest for m in (mask, narrow))
