@@ -19,13 +19,17 @@ from draftscope.boundaries import Boundary
 from draftscope.cli.main import run
 from draftscope.eagle3.checkpoint import build_draft, load_checkpoint
 from draftscope.eagle3.config import DraftConfig
-from draftscope.eagle3.descent import Optimizer
-from draftscope.eagle3.examples import Collate, Example, batch_order, choices, column_rms, load_examples
+from draftscope.eagle3.batches import batch_order
+from draftscope.eagle3.choices import Choices
+from draftscope.eagle3.collate import Collate
+from draftscope.eagle3.corpus import Held, column_rms
+from draftscope.eagle3.examples import Example, choices, load_examples
 from draftscope.eagle3.heldout import evaluate
 from draftscope.eagle3.loss import pack_rows, supervised_rows, ttt_loss, ttt_outputs
 from draftscope.eagle3.model import Draft
 from draftscope.eagle3.start import draft_vocabulary, folded, new_draft, shape_of
-from draftscope.eagle3.train import Settings, train
+from draftscope.eagle3.settings import Optimizer
+from draftscope.eagle3.train import Settings, Watch, train
 from draftscope.errors import DraftscopeError
 from draftscope.states.plain import write_sample
 from draftscope.states.types import Sample
@@ -115,7 +119,7 @@ def test_loss_and_its_gradient_are_those_of_torch_over_served_rows() -> None:
     assert draft.embedding is not None
     draft.embedding, draft.target_ids = draft.embedding.double(), ids
     examples = load_examples([sample(3, 14, 5), sample(4, 10, 2), sample(5, 12, 9)], parts)
-    batch = Collate.of(parts, ids, STEPS)(examples, torch.float64)
+    batch = Collate.of(parts, ids, Settings(ttt_steps=STEPS))(examples, torch.float64)
     loss = ttt_loss(draft, batch, decay=0.7)
     loss.total.backward()
     gradients = {n: p.grad for n, p in draft.named_parameters()}
@@ -199,12 +203,16 @@ def test_choices_are_the_argmax_where_a_row_needs_them_and_are_kept(tmp_path: Pa
     normed = x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * parts.norm_weight.double()
     assert torch.equal(best[4:], (normed @ parts.head.double().T).argmax(-1)[4:])
     assert best[:4].tolist() == [-1] * 4
-    cache = tmp_path / "teacher.safetensors"
-    first = load_examples([item], parts, cache=cache)
-    other = replace(parts, head=-parts.head)
-    assert torch.equal(load_examples([item], other, cache=cache)[0].best, first[0].best), "taken from the file"
-    changed = Sample(item.name, item.token_ids, item.states + 1, item.loss_mask, item.labels, item.index)
-    assert not torch.equal(load_examples([changed], other, cache=cache)[0].best, first[0].best), "other states, computed anew"
+    with Choices(tmp_path) as kept:
+        kept.add("a", best)
+        kept.add("b", best[:3])
+    (tmp_path / "choices-0.jsonl").write_text((tmp_path / "choices-0.jsonl").read_text() + '["c", 15, 99]\n["d", ')
+    with Choices(tmp_path, rank=0) as again:
+        assert "c" not in again and "d" not in again, "a line whose data is not all there counts for nothing"
+        again.add("e", best[2:6])
+    whole = Choices(tmp_path, rank=1)
+    for key, expected in (("a", best), ("b", best[:3]), ("e", best[2:6])):
+        assert torch.equal(whole.read(key), expected)
 
 
 def test_column_factors_fold_into_fc_exactly() -> None:
@@ -212,7 +220,7 @@ def test_column_factors_fold_into_fc_exactly() -> None:
     examples = load_examples([sample(i, 20, 4) for i in range(6)], parts)
     for example in examples:
         example.states[:, 1] *= torch.linspace(0.5, 40, WIDTH)
-    scale = column_rms(examples)
+    scale = column_rms(Held(examples))
     torch.testing.assert_close(scale[1] / scale[0], torch.linspace(0.5, 40, WIDTH), rtol=0.5, atol=0)
     config = shape(40)
     draft = new_draft(config, parts, torch.arange(40), scale)
@@ -275,7 +283,8 @@ def test_training_learns_what_can_be_learnt_and_exports_what_it_measured(setting
 
     checkpoint = load_checkpoint(tmp_path / "draft", target_layers=8)
     assert checkpoint.missing == () and checkpoint.raw["note"] == "a test" and checkpoint.config.boundaries == (2, 4, 5)
-    again = evaluate(build_draft(checkpoint, parts), held, Collate.of(parts, torch.arange(20) + d2t, STEPS), STEPS)
+    again = evaluate(build_draft(checkpoint, parts), Held(held),
+                     Collate.of(parts, torch.arange(20) + d2t, settings), STEPS)
     assert again.rows == result.heldout.rows
     assert again.length == pytest.approx(result.heldout.length, abs=0.06), "bfloat16, factors folded in"
 
@@ -283,7 +292,7 @@ def test_training_learns_what_can_be_learnt_and_exports_what_it_measured(setting
 def test_narrow_products_give_nearly_the_same_gradient() -> None:
     parts, samples = learnable(4)
     draft = new_draft(shape(24, 24), parts, torch.arange(24), None).requires_grad_(True)
-    batch = Collate.of(parts, torch.arange(24), STEPS)(load_examples(samples, parts))
+    batch = Collate.of(parts, torch.arange(24), Settings(ttt_steps=STEPS))(load_examples(samples, parts))
     found = []
     for precision in (torch.float32, torch.bfloat16):
         draft.zero_grad(set_to_none=True)
@@ -300,7 +309,7 @@ def test_held_out_acceptance_is_that_of_a_server() -> None:
     samples[1].token_ids[12:] = samples[1].token_ids[12:].flip(0)
     held = load_examples(samples, parts)
     draft = new_draft(shape(18, 24), parts, torch.arange(18), None)
-    found = evaluate(draft, held, Collate.of(parts, torch.arange(18), STEPS), STEPS)
+    found = evaluate(draft, Held(held), Collate.of(parts, torch.arange(18), Settings(ttt_steps=STEPS)), STEPS)
     counts, rows = [0] * STEPS, 0
     for e in held:
         for t in range(len(e) - 1 - STEPS):
@@ -337,7 +346,7 @@ def test_a_stopped_run_goes_on_to_the_same_weights(tmp_path: Path, how: str, opt
                 raise Stopped if how == "killed" else KeyboardInterrupt
 
         # Saved after every step, as the time between two saves is never reached.
-        return train(examples, parts, shape(24, 24), d2t, folder, settings=quick, save_minutes=-1, on_event=watch)
+        return train(examples, parts, shape(24, 24), d2t, folder, settings=quick, watch=Watch(save_minutes=-1), on_event=watch)
 
     whole = training(tmp_path / "whole")
     if how == "killed":
