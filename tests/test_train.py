@@ -17,18 +17,18 @@ from torch.nn import functional as F
 
 from draftscope.boundaries import Boundary
 from draftscope.cli.main import run
-from draftscope.eagle3.checkpoint import build_draft, load_checkpoint
-from draftscope.eagle3.config import DraftConfig
 from draftscope.eagle3.batches import batch_order
+from draftscope.eagle3.checkpoint import build_draft, load_checkpoint
 from draftscope.eagle3.choices import Choices
 from draftscope.eagle3.collate import Collate
+from draftscope.eagle3.config import DraftConfig
 from draftscope.eagle3.corpus import Held, column_rms
 from draftscope.eagle3.examples import Example, choices, load_examples
 from draftscope.eagle3.heldout import evaluate
 from draftscope.eagle3.loss import pack_rows, supervised_rows, ttt_loss, ttt_outputs
 from draftscope.eagle3.model import Draft
-from draftscope.eagle3.start import draft_vocabulary, folded, new_draft, shape_of
 from draftscope.eagle3.settings import Optimizer
+from draftscope.eagle3.start import draft_vocabulary, folded, new_draft, shape_of
 from draftscope.eagle3.train import Settings, Watch, train
 from draftscope.errors import DraftscopeError
 from draftscope.states.plain import write_sample

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from draftscope.cli.train import told
+from draftscope.cli.training import told
 from draftscope.eagle3.corpus import FileCorpus, split, token_counts
 from draftscope.eagle3.examples import Fitting
 from draftscope.eagle3.start import draft_vocabulary, shape_of
@@ -67,8 +67,8 @@ def main() -> None:
     counts = token_counts(corpus, int(raw["vocab_size"]))
     d2t, _, coverage = draft_vocabulary(counts, 8192)
     config = shape_of(raw, 8192)
-    print(f"{len(corpus.lengths)} samples, {int(counts.sum())} answer tokens, {len(held.lengths)} held out; draft vocabulary covers "
-          f"{coverage:.4f}", flush=True)
+    print(f"{len(corpus.lengths)} samples, {int(counts.sum())} answer tokens, {len(held.lengths)} held out; draft vocabulary "
+          f"covers {coverage:.4f}", flush=True)
 
     def show(event: Mapping[str, Any]) -> None:
         if "heldout" in event or event["step"] % 10 == 0:

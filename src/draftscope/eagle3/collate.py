@@ -7,7 +7,7 @@ B sequences, T tokens, S slots, Ht target width, D draft vocabulary, K steps, M 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -57,7 +57,7 @@ class Collate:
     draft_ids: Tensor
     settings: Settings
     column_scale: Tensor | None = None
-    device: torch.device = torch.device("cpu")
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     @classmethod
     def of(cls, parts: TargetParts, target_ids: Tensor, settings: Settings, column_scale: Tensor | None = None,

@@ -105,7 +105,8 @@ def choices(parts: TargetParts, last: Tensor, answer: Tensor, *, normed: bool = 
     needed[1:] |= answer[:-1]
     index = needed.nonzero().squeeze(-1)
     for rows in index.split(512):
-        best[rows] = parts.logits(last[rows] if normed else parts.final_norm(last[rows])).argmax(-1)
+        states = last[rows].to(parts.head.device)
+        best[rows] = parts.logits(states if normed else parts.final_norm(states)).argmax(-1).cpu()
     return best
 
 

@@ -96,7 +96,7 @@ SPECFORGE = Preset("specforge", "0.2.0", (
     Fact("warmup_share", 0.015, f"{_FORGE_SCHEMA} warmup_ratio"), Fact("epochs", 1, f"{_FORGE_SCHEMA} num_epochs"),
     Fact("scaled", False, "specforge/modeling/draft/llama3_eagle.py fc"),
 ), tuple(Fact(name, False, "specforge/modeling/draft/llama3_eagle.py: off by default, or not there") for name in _PLAIN_NORMS),
-    ("one sequence a batch, weights in bfloat16 under float32 masters", "the rope of its configuration templates", "a random head"))
+    ("one sequence a batch, weights in bfloat16 under float32 masters", "the rope of its templates", "a random head"))
 
 SPECULATORS = Preset("speculators", "0.9.0", (
     Fact("ttt_steps", 3, f"{_SCHEMA} ttt_steps"), Fact("decay", 1.0, f"{_SCHEMA} ttt_step_loss_decay"),

@@ -100,7 +100,8 @@ def train(examples: Corpus | Sequence[Example], parts: TargetParts, config: Draf
                torch.device(device), ranks, on_event)
     finished = True
     try:
-        run.loop()
+        if not run.place.stopped:
+            run.loop()
     except KeyboardInterrupt:
         finished = False
         run.save()
@@ -161,8 +162,6 @@ class _Run:
         watch, place = self.watch, self.place
         saved = began = time.monotonic()
         tokens, first, taught = 0, place.step, 0
-        if place.stopped:
-            return
         plan = self._plan(place.step)
         batches = ahead(((cost, make) for _, _, _, cost, make in self._plan(place.step)), watch.in_flight)
         try:
@@ -174,8 +173,10 @@ class _Run:
                 took = time.monotonic() - began
                 self.losses.append(float(loss.total))
                 if ends and not taught:
-                    raise DraftscopeError("no row of the data can be taught: no answer token's target lies in the draft vocabulary",
-                                          where=self.corpus.name(0), remedy="Take a larger --draft-vocab, or look at the loss mask")
+                    raise DraftscopeError(
+                        "no row of the data can be taught: no answer token's target lies in the draft vocabulary",
+                        where=self.corpus.name(0), remedy="Take a larger --draft-vocab, or look at the loss mask",
+                    )
                 if ends:
                     self._export(self.out / "draft")
                 self._record({
@@ -188,10 +189,11 @@ class _Run:
                 })
                 if self.heldout.lengths and (ends or place.step % watch.evaluate_every == 0):
                     self._evaluate(epoch)
-                if ends or place.stopped or time.monotonic() - saved > watch.save_minutes * 60:
+                stopped = self.place.stopped
+                if ends or stopped or time.monotonic() - saved > watch.save_minutes * 60:
                     self.save()
                     saved = time.monotonic()
-                if place.stopped:
+                if stopped:
                     self._export(self.out / "draft")
                     return
         finally:
@@ -264,7 +266,10 @@ class _Run:
         for b, name in enumerate(names):
             draw = torch.Generator().manual_seed(zlib.crc32(f"{settings.seed}:{self.place.step}:{name}".encode()))
             shape = (int(packed.lengths[b]), *features.shape[2:])
-            noise = torch.randn(shape, generator=draw) if settings.noise_kind == "normal" else 2 * torch.rand(shape, generator=draw) - 1
+            if settings.noise_kind == "normal":
+                noise = torch.randn(shape, generator=draw)
+            else:
+                noise = 2 * torch.rand(shape, generator=draw) - 1
             if self.scale is None:
                 noise *= self.rms
             features[b, : shape[0]] += (noise * settings.noise).to(features.device, features.dtype)
@@ -290,7 +295,8 @@ class _Run:
         weights = [name for name, p in self.draft.named_parameters() if not bool(p.isfinite().all())]
         for found in self.ranks.all_names(told):
             where, what = found.split("\0")
-            raise DraftscopeError(what, where=where, remedy="Take the sample out, or extract it again. The state saved last is kept")
+            raise DraftscopeError(what, where=where,
+                                  remedy="Take the sample out, or extract it again. The state saved last is kept")
         what = f"{weights[0]} is not finite" if weights else "a gradient or the loss itself overflowed"
         raise DraftscopeError(f"the loss is not finite at step {self.place.step}: {what}",
                               where=", ".join(self.corpus.name(i) for i in chosen[:8]),

@@ -66,7 +66,7 @@ def coverage(d2t: Tensor, counts: Tensor, where: str) -> float:
     total = max(float(counts.sum()), 1.0)
     share, best = float(counts[ids].sum()) / total, float(counts.topk(len(ids)).values.sum()) / total
     if share < LEAST_OF_BEST * best:
-        raise DraftscopeError(f"covers {share:.1%} of the data's answer tokens, where the {len(ids)} most frequent cover {best:.1%}",
+        raise DraftscopeError(f"covers {share:.1%} of the data's answer tokens, the {len(ids)} most frequent of them {best:.1%}",
                               where=where, remedy="It was made for another tokenizer or other text: leave --vocab-map out")
     return share
 
