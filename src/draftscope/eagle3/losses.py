@@ -2,9 +2,9 @@
 
 With p the target's and q the draft's distribution, alpha = sum min(p, q) the chance that a token drawn from q is accepted:
 `soft-ce` -sum p log q (SafeAILab/EAGLE, SpecForge), `kl` KL(p|q) (speculators; the same gradient), `reverse-kl`, `jsd`, `ce`
--log q of p's first choice, `tv` 1 - alpha, `nla` -log alpha, `lk-hybrid` w KL + (1 - w) TV with w = exp(-3 alpha) (speculators 0.9.0
-`losses/eager.py`; Samarin et al., arXiv 2602.23881). Head and loss are one function, taken in chunks of rows: logits over the
-vocabulary are never kept for the backward pass. N rows, M teachers, H draft width, D draft vocabulary.
+-log q of p's first choice, `tv` 1 - alpha, `nla` -log alpha, `lk-hybrid` w KL + (1 - w) TV with w = exp(-3 alpha) (speculators
+0.9.0 `losses/eager.py`; Samarin et al., arXiv 2602.23881). Head and loss are one function, taken in chunks of rows: logits
+over the vocabulary are never kept for the backward pass. N rows, M teachers, H draft width, D draft vocabulary.
 """
 
 from __future__ import annotations
