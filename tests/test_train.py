@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from learnable import QUICK, learnable, parts_of, shape
 from support import VOCAB, WIDTH, random_draft, save_target
 from torch import Tensor
 from torch.nn import functional as F
@@ -21,31 +22,20 @@ from draftscope.eagle3.batches import batch_order
 from draftscope.eagle3.checkpoint import build_draft, load_checkpoint
 from draftscope.eagle3.choices import Choices
 from draftscope.eagle3.collate import Collate
-from draftscope.eagle3.config import DraftConfig
 from draftscope.eagle3.corpus import Held, column_rms
 from draftscope.eagle3.examples import Example, choices, load_examples
 from draftscope.eagle3.heldout import evaluate
 from draftscope.eagle3.loss import pack_rows, supervised_rows, ttt_loss, ttt_outputs
 from draftscope.eagle3.model import Draft
 from draftscope.eagle3.settings import Optimizer
-from draftscope.eagle3.start import draft_vocabulary, folded, new_draft, shape_of
+from draftscope.eagle3.start import draft_vocabulary, folded, new_draft
 from draftscope.eagle3.train import Settings, Watch, train
 from draftscope.errors import DraftscopeError
 from draftscope.states.plain import write_sample
 from draftscope.states.types import Sample
 from draftscope.target.model import load_target
-from draftscope.target.parts import TargetParts
 
 STEPS = 3
-
-
-def parts_of(seed: int = 0, vocab: int = VOCAB, width: int = WIDTH) -> TargetParts:
-    draw = torch.Generator().manual_seed(seed)
-    table = torch.randn(vocab, width, generator=draw)
-    return TargetParts(
-        embedding=table, norm_weight=1 + 0.1 * torch.randn(width, generator=draw), norm_eps=1e-5, norm_offset=0.0, head=table,
-        layers=8, embed_scale=1.0, model_type="llama", folder=Path(),
-    )
 
 
 def sample(seed: int, length: int, prompt: int, vocab: int = VOCAB, width: int = WIDTH) -> Sample:
@@ -232,36 +222,9 @@ def test_column_factors_fold_into_fc_exactly() -> None:
     assert float(cosine.min()) > 0.8, "starts near the mean of the slots"
 
 
-def shape(draft_vocab: int, vocab: int = VOCAB, **changes: Any) -> DraftConfig:
-    target = {"hidden_size": WIDTH, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": vocab,
-              "intermediate_size": 128, "rms_norm_eps": 1e-5, "num_hidden_layers": 8, "max_position_embeddings": 512}
-    return shape_of(target, draft_vocab, **changes)
-
-
 def test_the_shape_follows_the_target() -> None:
     config = shape(40)
     assert (config.boundaries, config.slots, config.draft_vocab_size, config.head_dim) == ((2, 4, 5), 3, 40, 16)
-
-
-def learnable(count: int, seed: int = 0, vocab: int = 24) -> tuple[TargetParts, list[Sample]]:
-    """Text that a permutation writes, with states that say where in it they are."""
-    parts = parts_of(1, vocab)
-    draw = torch.Generator().manual_seed(seed)
-    follow = torch.randperm(vocab, generator=torch.Generator().manual_seed(9))
-    samples = []
-    for i in range(count):
-        tokens = [int(torch.randint(0, vocab, (1,), generator=draw))]
-        while len(tokens) < 24:
-            tokens.append(int(follow[tokens[-1]]))
-        ids = torch.tensor(tokens)
-        last = parts.head[follow[ids]] * 2
-        slots = torch.stack([parts.embedding[ids], parts.embedding[ids] * 3, last * 0.5], 1)
-        slots = slots + 0.3 * torch.randn(slots.shape, generator=draw)
-        samples.append(Sample(f"text {i}", ids, torch.cat([slots, last[:, None]], 1), torch.arange(24) >= 6, ("",) * 4, i))
-    return parts, samples
-
-
-QUICK = Settings(epochs=6, batch_tokens=96, learning_rate=3e-3, warmup=4)
 
 
 @pytest.mark.parametrize("settings", [

@@ -18,6 +18,7 @@ from draftscope.eagle3.examples import Example
 from draftscope.eagle3.loss import pack_rows, supervised_rows, ttt_outputs
 from draftscope.eagle3.model import Draft
 from draftscope.eagle3.parallel import ALONE, Ranks
+from draftscope.eagle3.replay import walk
 
 
 @dataclass(slots=True)
@@ -89,34 +90,13 @@ def _batch(draft: Draft, examples: list[Example], collate: Collate, k: int) -> T
         as_written[alive] &= said == text.gather(1, rows + 1 + j)[alive]
         sums[j] = as_chosen.sum()
         accepted += as_written
-    leads = torch.full((len(examples), length), -1, dtype=torch.int64)
-    place = (walked.gather(1, rows) & real).nonzero(as_tuple=True)
-    leads[place[0], rows[place]] = accepted[place]
+    places = walked.gather(1, rows) & real
     for b, example in enumerate(examples):
-        for taken in walk(leads[b, : len(example)], example.answer):
-            sums[k + 1] += taken
-            sums[k + 2] += 1
+        leads = accepted[b, places[b]].numpy()
+        taken = leads[walk(example.answer, rows[b, places[b]].numpy(), leads)]
+        sums[k + 1] += int(taken.sum())
+        sums[k + 2] += len(taken)
     return sums
-
-
-def walk(leads: Tensor, answer: Tensor) -> list[int]:
-    """Tokens accepted at each verify step of a server, over every answer.
-
-    The first token of an answer comes from the prompt's own pass and is never drafted; from row t the walk goes on at
-    t + A_t + 1. The last, incomplete window is left out.
-
-    Args:
-        leads: [T] A_t, -1 where it is not known (no whole window, or not the target's text).
-        answer: [T] bool.
-    """
-    found: list[int] = []
-    begins = (answer & ~torch.cat([torch.zeros(1, dtype=torch.bool), answer[:-1]])).nonzero().squeeze(-1).tolist()
-    for begin in begins:
-        t = begin - 1
-        while 0 <= t < len(leads) and int(leads[t]) >= 0:
-            found.append(int(leads[t]))
-            t += found[-1] + 1
-    return found
 
 
 def own_text(example: Example) -> bool:

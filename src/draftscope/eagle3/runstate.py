@@ -122,8 +122,12 @@ class RunFolder:
             with path.open("a") as f:
                 f.write(json.dumps(event) + "\n")
         except OSError as error:
-            raise DraftscopeError(f"cannot be written ({error.strerror})", where=str(path),
-                                  remedy="Make room and run the same command again") from None
+            raise self._unwritten(path, error) from None
+
+    @staticmethod
+    def _unwritten(path: Path, error: OSError) -> DraftscopeError:
+        return DraftscopeError(f"cannot be written ({error.strerror})", where=str(path),
+                               remedy="Make room and run the same command again")
 
     def _trim_log(self) -> None:
         """Drop what was logged after the state was saved: those steps are taken again."""
@@ -135,5 +139,9 @@ class RunFolder:
                     if json.loads(line)["step"] <= self.place.step:
                         kept.append(line)
             temporary = path.with_name(".log.part")
-            temporary.write_text("".join(line + "\n" for line in kept))
-            os.replace(temporary, path)
+            try:
+                temporary.write_text("".join(line + "\n" for line in kept))
+                os.replace(temporary, path)
+            except OSError as error:
+                temporary.unlink(missing_ok=True)
+                raise self._unwritten(path, error) from None

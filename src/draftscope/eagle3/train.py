@@ -165,14 +165,16 @@ class _Run:
         plan = self._plan(place.step)
         batches = ahead(((cost, make) for _, _, _, cost, make in self._plan(place.step)), watch.in_flight)
         try:
-            for (epoch, ends, chosen, _, _), packed in zip(plan, batches, strict=True):
+            for epoch, ends, chosen, _, _ in plan:
+                packed = next(batches)
                 with undisturbed():
                     loss, norm, answers = self._step(packed, chosen)
+                del packed  # asking for the next batch says that this one is done with
                 taught += sum(loss.rows)
                 tokens += answers
                 took = time.monotonic() - began
                 self.losses.append(float(loss.total))
-                if ends and not taught:
+                if ends and epoch == 0 and first == 0 and not taught:
                     raise DraftscopeError(
                         "no row of the data can be taught: no answer token's target lies in the draft vocabulary",
                         where=self.corpus.name(0), remedy="Take a larger --draft-vocab, or look at the loss mask",
