@@ -194,15 +194,15 @@ def test_choices_are_the_argmax_where_a_row_needs_them_and_are_kept(tmp_path: Pa
     assert torch.equal(best[4:], (normed @ parts.head.double().T).argmax(-1)[4:])
     assert best[:4].tolist() == [-1] * 4
     with Choices(tmp_path) as kept:
-        kept.add("a", best)
-        kept.add("b", best[:3])
-    (tmp_path / "choices-0.jsonl").write_text((tmp_path / "choices-0.jsonl").read_text() + '["c", 15, 99]\n["d", ')
+        kept.add("a", best, False)
+        kept.add("b", best[:3], True)
+    (tmp_path / "choices-0.jsonl").write_text((tmp_path / "choices-0.jsonl").read_text() + '["c", 15, 99, false]\n["d", ')
     with Choices(tmp_path, rank=0) as again:
         assert "c" not in again and "d" not in again, "a line whose data is not all there counts for nothing"
-        again.add("e", best[2:6])
+        again.add("e", best[2:6], False)
     whole = Choices(tmp_path, rank=1)
     for key, expected in (("a", best), ("b", best[:3]), ("e", best[2:6])):
-        assert torch.equal(whole.read(key), expected)
+        assert torch.equal(whole.read(key), expected) and whole.normed(key) == (key == "b")
 
 
 def test_column_factors_fold_into_fc_exactly() -> None:

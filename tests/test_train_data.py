@@ -186,6 +186,27 @@ def test_choices_are_computed_once_and_a_changed_file_is_noticed(tmp_path: Path,
         corpus.load([2])
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_narrow_states_are_taken_as_stored_and_those_after_the_norm_too(dtype: torch.dtype, tmp_path: Path) -> None:
+    parts, samples = learnable(4)
+    for item in samples:
+        item.states[:, -1] = parts.final_norm(item.states[:, -1])
+        item.states = item.states.to(dtype)
+    corpus = corpus_of(write(tmp_path / "d", samples), tmp_path / "c", parts)
+    assert corpus.normed == 4 and corpus.itemsize == 2
+    collate = Collate.of(parts, torch.arange(24), QUICK)
+    packed = collate.pack(corpus.load(range(4)))
+    assert packed.features.dtype == packed.last.dtype == dtype
+    batch = collate.finish(packed)
+    assert batch.features.dtype == batch.teacher.dtype == torch.float32
+    assert torch.equal(batch.features, torch.stack([item.states[:, :-1] for item in samples]).float())
+    row = int(batch.teacher_row[2, 15])
+    logits = samples[2].states[15, -1].float() @ parts.head.T
+    torch.testing.assert_close(batch.teacher[row], logits.log_softmax(-1))
+    result = train(corpus, parts, shape(24, 24), None, tmp_path / "run", settings=replace(QUICK, epochs=2, precision="bfloat16"))
+    assert result.finished and result.losses[-1] < result.losses[0]
+
+
 def replace_states(item: Sample) -> Sample:
     return Sample("", item.token_ids, item.states + 1, item.loss_mask, item.labels, item.index)
 

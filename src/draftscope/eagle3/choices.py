@@ -1,8 +1,8 @@
 """The target's choices kept on the disk: computed once, read back a sample at a time.
 
 `choices-R.i32` holds token ids as int32 one sample behind the other, `choices-R.jsonl` a line for each: its key, where it begins,
-and how many. Both only grow, data before line, so what a killed run leaves is whole but for its last line. Each of several
-processes R writes its own and reads all.
+how many, and whether its last state is after the final norm. Both only grow, data before line, so what a killed run leaves is
+whole but for its last line. Each of several processes R writes its own and reads all.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Choices:
 
     def __init__(self, folder: Path, rank: int = 0) -> None:
         self.folder, self.rank = folder, rank
-        self._known: dict[str, tuple[int, int, int]] = {}
+        self._known: dict[str, tuple[int, int, int, bool]] = {}
         self._files: tuple[IO[Any], IO[Any]] | None = None
         self.reload()
 
@@ -39,11 +39,11 @@ class Choices:
             rank, whole = int(lines.stem.rpartition("-")[2]), data.stat().st_size // _BYTES
             for line in lines.read_bytes().splitlines():
                 try:
-                    key, start, length = json.loads(line)
+                    key, start, length, normed = json.loads(line)
                 except ValueError:
                     continue
                 if start + length <= whole:
-                    self._known[str(key)] = (rank, start, length)
+                    self._known[str(key)] = (rank, start, length, bool(normed))
 
     def __enter__(self) -> Self:
         try:
@@ -69,8 +69,8 @@ class Choices:
     def __contains__(self, key: str) -> bool:
         return key in self._known
 
-    def add(self, key: str, best: Tensor) -> None:
-        """Keep the choices [T] of a sample.
+    def add(self, key: str, best: Tensor, normed: bool) -> None:
+        """Keep the choices [T] of a sample, and on which side of the norm its last state is.
 
         Raises:
             DraftscopeError: the disk refuses.
@@ -81,15 +81,19 @@ class Choices:
             start = data.tell() // _BYTES
             data.write(best.to(torch.int32).numpy().tobytes())
             data.flush()
-            lines.write(json.dumps([key, start, len(best)]).encode() + b"\n")
+            lines.write(json.dumps([key, start, len(best), normed]).encode() + b"\n")
             lines.flush()
         except OSError as error:
             raise self._failed(error) from None
-        self._known[key] = (self.rank, start, len(best))
+        self._known[key] = (self.rank, start, len(best), normed)
+
+    def normed(self, key: str) -> bool:
+        """Whether the sample's last state is after the final norm."""
+        return self._known[key][3]
 
     def read(self, key: str) -> Tensor:
         """[T] int64."""
-        rank, start, length = self._known[key]
+        rank, start, length, _ = self._known[key]
         with self._path(rank).open("rb") as file:
             file.seek(start * _BYTES)
             return torch.from_numpy(np.frombuffer(file.read(length * _BYTES), np.int32).astype(np.int64))

@@ -21,6 +21,7 @@ from draftscope.eagle3.parallel import ALONE, Ranks
 from draftscope.errors import DraftscopeError
 from draftscope.states.folder import FileSource
 from draftscope.states.types import Sample
+from draftscope.target.norms import taken_after_norm
 
 
 class Corpus(Protocol):
@@ -153,13 +154,15 @@ class FileCorpus:
             for file in range(len(source.files)):
                 for row, sample in enumerate(corpus._items(file)):
                     readable += 1
-                    # Known choices are not needed here; unknown ones are another process's turn or computed below.
-                    example = fitting.example(sample, best=torch.empty(0))
+                    # What is known is not needed here, what is not is another process's turn or found below.
+                    example = fitting.example(sample, best=torch.empty(0), normed=False)
                     if example is None:
                         continue
                     key = f"{sample.name}:{fingerprint(example.token_ids, example.states)}"
                     if key not in store and seen % ranks.world == ranks.rank:
-                        store.add(key, choices(fitting.parts, example.states[:, -1], example.answer, normed=example.normed))
+                        last = example.states[:, -1]
+                        normed = bool(taken_after_norm(fitting.parts, last))
+                        store.add(key, choices(fitting.parts, last, example.answer, normed=normed), normed)
                         if on_tokens is not None:
                             on_tokens(len(example))
                     corpus._enter(_Place(file, row, len(example), key), example)
@@ -170,6 +173,7 @@ class FileCorpus:
             raise DraftscopeError(why, where=str(source.path if first is None else first.path))
         ranks.barrier()
         store.reload()
+        corpus.normed = sum(store.normed(place.key) for place in corpus.places)
         return corpus
 
     def _enter(self, place: _Place, example: Example) -> None:
@@ -180,7 +184,6 @@ class FileCorpus:
             raise DraftscopeError(f"states hold {entries} entries of width {width}, those before it {self.shape[0]} of "
                                   f"{self.shape[1]}", where=example.name, remedy="Train on samples of one kind")
         self.places.append(place)
-        self.normed += example.normed
 
     @property
     def lengths(self) -> Sequence[int]:
@@ -202,7 +205,8 @@ class FileCorpus:
             held = self._items(place.file, again=True)
             example = None
             if place.row < len(held):
-                example = self.fitting.example(held[place.row], best=self.store.read(place.key))
+                best, normed = self.store.read(place.key), self.store.normed(place.key)
+                example = self.fitting.example(held[place.row], best=best, normed=normed)
             if example is None or len(example) != place.length:
                 raise DraftscopeError("is no longer what it was when the run began", where=str(self.source.files[place.file]),
                                       remedy="Train into another folder")

@@ -51,12 +51,12 @@ class Fitting:
     max_length: int = 2048
     skip_bad: bool = False
 
-    def example(self, sample: Sample, *, best: Tensor | None = None) -> Example | None:
+    def example(self, sample: Sample, *, best: Tensor | None = None, normed: bool | None = None) -> Example | None:
         """A sample with the target's choices; its tensors stay mapped where the source maps them. An unknown loss mask counts
         as all answer.
 
         Args:
-            best: the choices, where they are known already.
+            best, normed: the choices, and the side of the norm, where they are known already.
 
         Returns:
             None where nothing could be taught (fewer than two answer tokens), or where a sample that does not fit is left out.
@@ -80,7 +80,8 @@ class Fitting:
                                   where=sample.name, remedy="The samples come from another model's tokenizer")
         if int(answer[1:].sum()) < 2:
             return None
-        normed = bool(taken_after_norm(parts, states[:, -1]))
+        if normed is None:
+            normed = bool(taken_after_norm(parts, states[:, -1]))
         if best is None:
             best = choices(parts, states[:, -1], answer, normed=normed)
         return Example(sample.name, tokens, states, answer, best.long(), normed)

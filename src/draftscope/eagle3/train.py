@@ -133,8 +133,7 @@ class _Run:
         self.collate = Collate.of(parts, ids, settings, self.scale, device)
         self.descent = Descent(self.draft, settings)
         self.lengths = corpus.lengths
-        self.orders = [batch_order(self.lengths, settings.batch_tokens, settings.seed, e) for e in range(settings.epochs)]
-        self.total = sum(map(len, self.orders))
+        self.total = sum(len(self._order(epoch)) for epoch in range(settings.epochs))
         self.losses, self.history = list[float](), list[HeldOut]()
         self.folder = RunFolder(out, {"settings": asdict(settings), "data": identity(corpus),
                                       "config": config.model_dump(mode="json")})
@@ -201,12 +200,16 @@ class _Run:
         finally:
             batches.close()
 
+    def _order(self, epoch: int) -> list[list[int]]:
+        return batch_order(self.lengths, self.settings.batch_tokens, self.settings.seed, epoch)
+
     def _plan(self, done: int) -> Iterator[tuple[int, bool, list[int], int, Callable[[], Packed | None]]]:
         """Epoch, whether the batch ends it, its examples, and this process's share: cost in bytes, and what packs it."""
         entries, width = self.corpus.shape
         # Stored states are copied into the batch; its features and the teacher's logits are wider where the draft is.
         per_token = entries * width * (2 * self.corpus.itemsize + 4)
-        for epoch, order in enumerate(self.orders):
+        for epoch in range(self.settings.epochs):
+            order = self._order(epoch)
             for number, chosen in enumerate(order):
                 if done > 0:
                     done -= 1
@@ -320,7 +323,10 @@ class _Run:
 
     def exported(self) -> Draft:
         """The draft for features as they come, on the CPU."""
-        return folded(self.draft, self.scale).to("cpu")
+        made = folded(self.draft, self.scale).to("cpu")
+        assert made.embedding is not None
+        made.embedding = made.embedding.cpu()
+        return made
 
     def _export(self, folder: Path) -> None:
         if self.ranks.first:
