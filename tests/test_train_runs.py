@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 from learnable import QUICK, learnable, shape
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from support import save_target
 from test_train_data import conversations
 from training_process import trained
@@ -210,6 +210,17 @@ def test_nothing_that_can_be_taught_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DraftscopeError, match="no row of the data can be taught"):
         train(examples, parts, shape(12, 24), torch.zeros(12, dtype=torch.int64), tmp_path, settings=QUIET)
     assert not (tmp_path / "training.safetensors").exists() and not (tmp_path / "draft").exists()
+
+
+def test_data_without_an_answer_token_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = save_target(tmp_path / "target")
+    extract(load_target(target), conversations(3), tmp_path / "states", dtype=torch.float32)
+    for file in (tmp_path / "states").glob("hs_*"):
+        held = load_file(file)
+        save_file(held | {"loss_mask": torch.zeros_like(held["loss_mask"])}, file)
+    assert run(["train", str(tmp_path / "states"), "--target", str(target), "--out", str(tmp_path / "run")]) == 3
+    assert "nothing to train on: no sample has two answer tokens in a row" in capsys.readouterr().err
+    assert not (tmp_path / "run" / "training.safetensors").exists()
 
 
 def test_a_run_with_other_settings_is_told_what_changed(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -77,9 +78,10 @@ class Collate:
         """Padded to `length`, or to the longest."""
         settings, steps = self.settings, self.settings.ttt_steps
         count, length = len(examples), length or max(len(e) for e in examples)
-        states = examples[0].states
+        entries, width = examples[0].states.shape[1:]
+        dtype = reduce(torch.promote_types, (e.states.dtype for e in examples))
         token_ids = torch.zeros(count, length, dtype=torch.int64)
-        features = torch.zeros(count, length, states.shape[1] - 1, states.shape[2], dtype=states.dtype)
+        features = torch.zeros(count, length, entries - 1, width, dtype=dtype)
         supervised = torch.zeros(steps, count, length, dtype=torch.bool)
         teacher_row = torch.full((count, length + 1), -1, dtype=torch.int64)
         lasts, normed, uniform = list[Tensor](), list[Tensor](), list[Tensor]()
@@ -87,7 +89,7 @@ class Collate:
         for b, example in enumerate(examples):
             own = len(example)
             token_ids[b, :own] = example.token_ids
-            features[b, :own] = example.states[:, :-1].to(states.dtype)
+            features[b, :own] = example.states[:, :-1].to(dtype)
             rows = supervised_rows(example.answer, steps, settings.alignment, settings.past_end)
             inside = self._inside(example)
             needed = torch.zeros(own + 1, dtype=torch.bool)
@@ -100,7 +102,7 @@ class Collate:
             index = needed.nonzero().squeeze(-1)
             teacher_row[b, index] = torch.arange(filled, filled + len(index))
             filled += len(index)
-            lasts.append(example.states[index.clamp(max=own - 1), -1].to(states.dtype))
+            lasts.append(example.states[index.clamp(max=own - 1), -1].to(dtype))
             normed.append(torch.full((len(index),), example.normed))
             uniform.append(index == own)
         return Packed(token_ids, torch.tensor([len(e) for e in examples]), features, supervised, teacher_row, torch.cat(lasts),

@@ -264,5 +264,5 @@ def token_counts(corpus: Corpus, vocab: int) -> Tensor:
     counts = torch.zeros(vocab, dtype=torch.int64)
     for number in range(len(corpus.lengths)):
         token_ids, answer = corpus.tokens(number)
-        counts += torch.bincount(token_ids[answer], minlength=vocab)
+        counts += torch.bincount(token_ids[answer], minlength=vocab)[:vocab]  # an embedding may be padded beyond
     return counts

@@ -191,11 +191,12 @@ class _Run:
                 if self.heldout.lengths and (ends or place.step % watch.evaluate_every == 0):
                     self._evaluate(epoch)
                 stopped = self.place.stopped
+                if stopped and not ends:
+                    self._export(self.out / "draft")
                 if ends or stopped or time.monotonic() - saved > watch.save_minutes * 60:
                     self.save()
                     saved = time.monotonic()
                 if stopped:
-                    self._export(self.out / "draft")
                     return
         finally:
             batches.close()
