@@ -123,7 +123,8 @@ def main() -> None:
             tokens = asked.sequences * asked.length
             rates = [tokens / statistics.median(side["seconds"][1:]) for side in (ours, theirs)]
             pairs.append({"own": ours, "speculators": theirs, "tokens_per_second": rates, "ratio": rates[0] / rates[1]})
-            print(f"pair {number + 1}: {rates[0]:.0f} against {rates[1]:.0f} tokens/s: {pairs[-1]["ratio"]:.2f}", flush=True)
+            told = f"{rates[0]:.0f} against {rates[1]:.0f} tokens/s, ratio {rates[0] / rates[1]:.2f}"
+            print(f"pair {number + 1}: {told}", flush=True)
     result = {
         "ratio": statistics.median(pair["ratio"] for pair in pairs), "pairs": pairs, "sequences": asked.sequences,
         "length": asked.length, "steps": asked.steps, "threads": asked.threads, "load": os.getloadavg(),

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from full_disk import disk_of
 from learnable import QUICK, learnable, parts_of, shape
 from state_files import specforge_record, torchspec_record
 from support import VOCAB, WIDTH, save_target
@@ -205,6 +206,18 @@ def test_narrow_states_are_taken_as_stored_and_those_after_the_norm_too(dtype: t
     torch.testing.assert_close(batch.teacher[row], logits.log_softmax(-1))
     result = train(corpus, parts, shape(24, 24), None, tmp_path / "run", settings=replace(QUICK, epochs=2, precision="bfloat16"))
     assert result.finished and result.losses[-1] < result.losses[0]
+
+
+def test_a_full_disk_while_choices_are_kept_loses_none_of_them(tmp_path: Path) -> None:
+    parts, samples = learnable(60)
+    folder = write(tmp_path / "d", samples)
+    with disk_of(3000), pytest.raises(DraftscopeError, match="the target's choices cannot be kept"):
+        corpus_of(folder, tmp_path / "c", parts)  # 60 x 24 x 4 bytes
+    told: list[int] = []
+    FileCorpus.of(open_source(folder), Fitting(parts), tmp_path / "c", on_tokens=told.append)  # type: ignore[arg-type]
+    assert 20 < len(told) < 40
+    corpus, expected = corpus_of(folder, tmp_path / "c", parts), load_examples(samples, parts)
+    assert all(torch.equal(a.best, b.best) for a, b in zip(corpus.load(range(60)), expected, strict=True))
 
 
 def replace_states(item: Sample) -> Sample:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from full_disk import disk_of
 from learnable import QUICK, learnable, shape
 from safetensors.torch import load_file, save_file
 from support import save_target
@@ -152,17 +150,6 @@ def test_one_process_s_bad_sample_is_named_by_all(tmp_path: Path) -> None:
     found = processes([driven(tmp_path / "run", joined=True, spoil=7) for _ in (0, 1)], env)
     for code, err in found:
         assert code == 3 and "text 7: the states of token 9 are not finite (slot 1)" in err, err
-
-
-@contextmanager
-def disk_of(bytes_: int) -> Iterator[None]:
-    """A disk on which no file can grow beyond this."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.mark.parametrize("limit", [100_000, 1000])

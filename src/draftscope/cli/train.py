@@ -31,9 +31,6 @@ OptimizerName = Literal["adamw", "muon"]
 PrecisionName = Literal["float32", "bfloat16"]
 NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm")
 
-_RECIPE: dict[str, Any] = {"rich_help_panel": "Recipe (without an option: the preset's choice)"}
-_RUN: dict[str, Any] = {"rich_help_panel": "Run"}
-
 
 def command(
     states: Annotated[Path, typer.Argument(metavar="STATES", help="Training data; with --online, conversations.")],
@@ -50,68 +47,68 @@ def command(
         "--boundaries", metavar="B,B,B", help="What the slots hold; without it the target's defaults.")] = None,
     max_length: Annotated[int, typer.Option("--max-length", min=4, metavar="N", help="Longer samples are cut there.")] = 2048,
     preset: Annotated[PresetChoice, typer.Option(
-        "--preset", help="Choose as another trainer does; what is said besides wins.", **_RECIPE)] = "own",
+        "--preset", help="Choose as that trainer does; what is said besides wins, the rest is our own.")] = "own",
     ttt_steps: Annotated[int | None, typer.Option(
-        "--ttt-steps", min=1, metavar="N", help="Draft steps trained at once (own: 3).", **_RECIPE)] = None,
+        "--ttt-steps", min=1, metavar="N", help="Draft steps trained at once (own: 3).")] = None,
     decay: Annotated[float | None, typer.Option(
-        "--decay", min=0, metavar="X", help="Step k weighs X^k (own: 0.8).", **_RECIPE)] = None,
-    loss: Annotated[LossName | None, typer.Option("--loss", help="Of one row (own: soft-ce).", **_RECIPE)] = None,
+        "--decay", min=0, metavar="X", help="Step k weighs X^k (own: 0.8).")] = None,
+    loss: Annotated[LossName | None, typer.Option("--loss", help="Of one row (own: soft-ce).")] = None,
     normaliser: Annotated[NormaliserName | None, typer.Option(
-        "--normaliser", help="A step's sum is divided by: rows taught (own), these + 1e-5, all positions.", **_RECIPE)] = None,
+        "--normaliser", help="A step's sum is divided by: rows taught (own), these + 1e-5, all positions.")] = None,
     outside: Annotated[OutsideName | None, typer.Option(
-        "--outside", help="Rows whose target lies outside the draft vocabulary (own: masked).", **_RECIPE)] = None,
+        "--outside", help="Rows whose target lies outside the draft vocabulary (own: masked).")] = None,
     alignment: Annotated[AlignmentName | None, typer.Option(
-        "--alignment", help="Rows supervised: those served (own), or l_t (same) or l_t+1 (next).", **_RECIPE)] = None,
+        "--alignment", help="Rows supervised: those served (own), or l_t (same) or l_t+1 (next).")] = None,
     past_end: Annotated[bool | None, typer.Option(
-        "--past-end/--no-past-end", help="With `same`: teach the row past the end the uniform distribution.", **_RECIPE)] = None,
+        "--past-end/--no-past-end", help="With `same`: teach the row past the end the uniform distribution.")] = None,
     noise: Annotated[float | None, typer.Option(
-        "--noise", min=0, metavar="X", help="Noise on features, in their deviations (own: 0).", **_RECIPE)] = None,
+        "--noise", min=0, metavar="X", help="Noise on features, in their deviations (own: 0).")] = None,
     noise_kind: Annotated[NoiseName | None, typer.Option(
-        "--noise-kind", help="Its distribution (own: normal).", **_RECIPE)] = None,
+        "--noise-kind", help="Its distribution (own: normal).")] = None,
     feedback: Annotated[FeedbackName | None, typer.Option(
-        "--feedback", help="The state fed back: before or after the final norm (own: pre).", **_RECIPE)] = None,
+        "--feedback", help="The state fed back: before or after the final norm (own: pre).")] = None,
     norms: Annotated[str | None, typer.Option(
-        "--norms", metavar="LIST", help=f"Of {', '.join(NORMS)}, or none (own: none).", **_RECIPE)] = None,
+        "--norms", metavar="LIST", help=f"Of {', '.join(NORMS)}, or none (own: none).")] = None,
     first_position: Annotated[int | None, typer.Option(
-        "--first-position", min=0, metavar="N", help="Rotary position of the first row (own: 0).", **_RECIPE)] = None,
+        "--first-position", min=0, metavar="N", help="Rotary position of the first row (own: 0).")] = None,
     rope: Annotated[RopeName | None, typer.Option(
-        "--rope", help="Rotary parameters: theta 10000 (own), or the target's.", **_RECIPE)] = None,
+        "--rope", help="Rotary parameters: theta 10000 (own), or the target's.")] = None,
     window: Annotated[int | None, typer.Option(
-        "--window", min=0, metavar="N", help="Sliding window of the draft, 0 = none (own).", **_RECIPE)] = None,
+        "--window", min=0, metavar="N", help="Sliding window of the draft, 0 = none (own).")] = None,
     window_moves: Annotated[bool | None, typer.Option(
-        "--window-moves/--window-stays", help="It moves on with each draft step (own), or not.", **_RECIPE)] = None,
+        "--window-moves/--window-stays", help="It moves on with each draft step (own), or not.")] = None,
     optimizer: Annotated[OptimizerName | None, typer.Option(
-        "--optimizer", help="Of inner matrices (own: adamw); muon learns more a step (try 5 times the rate).", **_RECIPE)] = None,
+        "--optimizer", help="Of inner matrices (own: adamw); muon learns more a step (try 5 times the rate).")] = None,
     learning_rate: Annotated[float | None, typer.Option(
-        "--learning-rate", metavar="X", help="Its peak (own: 1e-3).", **_RECIPE)] = None,
+        "--learning-rate", metavar="X", help="Its peak (own: 1e-3).")] = None,
     head_rate: Annotated[float | None, typer.Option(
-        "--head-rate", min=0, metavar="X", help="Of that, what the head gets; 0 freezes it (own: 0.2).", **_RECIPE)] = None,
-    schedule: Annotated[ScheduleName | None, typer.Option("--schedule", help="After warmup (own: cosine).", **_RECIPE)] = None,
+        "--head-rate", min=0, metavar="X", help="Of that, what the head gets; 0 freezes it (own: 0.2).")] = None,
+    schedule: Annotated[ScheduleName | None, typer.Option("--schedule", help="After warmup (own: cosine).")] = None,
     warmup_share: Annotated[float | None, typer.Option(
-        "--warmup-share", min=0, max=1, metavar="X", help="Of all steps (own: 50 steps).", **_RECIPE)] = None,
+        "--warmup-share", min=0, max=1, metavar="X", help="Of all steps (own: 50 steps).")] = None,
     weight_decay: Annotated[float | None, typer.Option(
-        "--weight-decay", min=0, metavar="X", help="Of matrices (own: 0.02).", **_RECIPE)] = None,
-    clip: Annotated[float | None, typer.Option("--clip", metavar="X", help="Largest gradient norm (own: 1).", **_RECIPE)] = None,
+        "--weight-decay", min=0, metavar="X", help="Of matrices (own: 0.02).")] = None,
+    clip: Annotated[float | None, typer.Option("--clip", metavar="X", help="Largest gradient norm (own: 1).")] = None,
     epochs: Annotated[int | None, typer.Option(
-        "--epochs", min=1, metavar="N", help="Passes over the data (own: 10).", **_RECIPE)] = None,
+        "--epochs", min=1, metavar="N", help="Passes over the data (own: 10).")] = None,
     batch_tokens: Annotated[int, typer.Option(
-        "--batch-tokens", min=1, metavar="N", help="Tokens per batch, of all processes together.", **_RUN)] = 2048,
+        "--batch-tokens", min=1, metavar="N", help="Tokens per batch, of all processes together.")] = 2048,
     device: Annotated[str, typer.Option(
-        "--device", metavar="NAME", help="Where the draft is: cpu, cuda, cuda:1.", **_RUN)] = "cpu",
+        "--device", metavar="NAME", help="Where the draft is: cpu, cuda, cuda:1.")] = "cpu",
     precision: Annotated[PrecisionName, typer.Option(
-        "--precision", help="Of matrix products; bfloat16 is faster where the processor has it.", **_RUN)] = "float32",
+        "--precision", help="Of matrix products; bfloat16 is faster where the processor has it.")] = "float32",
     compute: Annotated[PrecisionName, typer.Option(
-        "--compute", help="With --online: what the target runs in.", **_RUN)] = "float32",
+        "--compute", help="With --online: what the target runs in.")] = "float32",
     evaluate_every: Annotated[int, typer.Option(
-        "--evaluate-every", min=1, metavar="N", help="Steps between held-out figures, besides every epoch's.", **_RUN)] = 100,
+        "--evaluate-every", min=1, metavar="N", help="Steps between held-out figures, besides every epoch's.")] = 100,
     patience: Annotated[int, typer.Option(
-        "--patience", min=0, metavar="N", help="End after N held-out figures without a longer one; 0 = never.", **_RUN)] = 0,
+        "--patience", min=0, metavar="N", help="End after N held-out figures without a longer one; 0 = never.")] = 0,
     save_minutes: Annotated[float, typer.Option(
-        "--save-minutes", metavar="X", help="How often the state is saved.", **_RUN)] = 5.0,
+        "--save-minutes", metavar="X", help="How often the state is saved.")] = 5.0,
     in_flight: Annotated[int, typer.Option(
-        "--in-flight", min=1, metavar="MIB", help="Batches loaded ahead and in use.", **_RUN)] = 512,
+        "--in-flight", min=1, metavar="MIB", help="Batches loaded ahead and in use.")] = 512,
     timeout: Annotated[float, typer.Option(
-        "--timeout", min=1, metavar="S", help="Under torchrun: longest wait for another process.", **_RUN)] = 1800.0,
+        "--timeout", min=1, metavar="S", help="Under torchrun: longest wait for another process.")] = 1800.0,
     format: FormatOption = None, skip_bad: SkipBadOption = False,
     json: JsonOption = None, quiet: QuietOption = False, seed: SeedOption = 0, threads: ThreadsOption = None,
 ) -> None:

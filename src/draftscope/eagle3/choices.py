@@ -8,9 +8,10 @@ whole but for its last line. Each of several processes R writes its own and read
 from __future__ import annotations
 
 import json
+from io import RawIOBase
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -27,7 +28,7 @@ class Choices:
     def __init__(self, folder: Path, rank: int = 0) -> None:
         self.folder, self.rank = folder, rank
         self._known: dict[str, tuple[int, int, int, bool]] = {}
-        self._files: tuple[IO[Any], IO[Any]] | None = None
+        self._files: tuple[RawIOBase, RawIOBase] | None = None
         self.reload()
 
     def reload(self) -> None:
@@ -48,13 +49,13 @@ class Choices:
     def __enter__(self) -> Self:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            data = self._path(self.rank).open("ab")
-            data.write(b"\0" * (-data.tell() % _BYTES))
-            lines = self._path(self.rank).with_suffix(".jsonl").open("a+b")
+            data = self._path(self.rank).open("ab", buffering=0)
+            _append(data, b"\0" * (-data.tell() % _BYTES))
+            lines = self._path(self.rank).with_suffix(".jsonl").open("a+b", buffering=0)
             if lines.tell():
                 lines.seek(-1, 2)
                 if lines.read(1) != b"\n":
-                    lines.write(b"\n")
+                    _append(lines, b"\n")
         except OSError as error:
             raise self._failed(error) from None
         self._files = (data, lines)
@@ -79,10 +80,8 @@ class Choices:
         data, lines = self._files
         try:
             start = data.tell() // _BYTES
-            data.write(best.to(torch.int32).numpy().tobytes())
-            data.flush()
-            lines.write(json.dumps([key, start, len(best), normed]).encode() + b"\n")
-            lines.flush()
+            _append(data, best.to(torch.int32).numpy().tobytes())
+            _append(lines, json.dumps([key, start, len(best), normed]).encode() + b"\n")
         except OSError as error:
             raise self._failed(error) from None
         self._known[key] = (self.rank, start, len(best), normed)
@@ -104,3 +103,8 @@ class Choices:
     def _failed(self, error: OSError) -> DraftscopeError:
         return DraftscopeError(f"the target's choices cannot be kept ({error.strerror})", where=str(self.folder),
                                remedy="Make room and run the same command again: what is kept already is used")
+
+
+def _append(file: RawIOBase, held: bytes) -> None:
+    while held:
+        held = held[file.write(held) or 0 :]
