@@ -5,9 +5,9 @@
 The draft has the embedded target's proportions and its head over 8192 tokens; states are random, which speed does not depend on.
 The two run in turn, each in a process of its own: the same batches, three draft steps, KL loss, frozen head, AdamW, float32. The
 first step of each is left out. A pair gives one ratio, and the median over the pairs is the figure; the first step's losses must
-agree. speculators packs a batch into one sequence, over which its attention on the CPU is dense; `--sequences 1` takes that away.
-Its `Trainer` needs an accelerator, so its model, collator and loss are run by recipes/foreign/train_speed.py.
-Needs the environment of scripts/env-speculators. Writes bench/results/train.json.
+agree. On a machine that is shared, processor seconds are the steadier measure. speculators packs a batch into one sequence, over
+which its attention on the CPU is dense; `--sequences 1` takes that away (results/train-one-sequence.json). Its `Trainer` needs an accelerator, so its model, collator and loss are run by recipes/foreign/train_speed.py, in the environment of
+scripts/env-speculators. Writes bench/results/train.json.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ def own(work: Path, target: Path, threads: int) -> None:
     plan: list[list[int]] = json.loads((work / "plan.json").read_text())
     files = sorted((work / "states").iterdir(), key=lambda path: int(path.stem[3:]))
     examples = load_examples((read_sample(path, []) for path in files), parts)
-    seconds, losses = [], []
+    seconds, cpu, losses = [], [], []
     for pack in plan:
-        began = time.monotonic()
+        began, used = time.monotonic(), time.process_time()
         batch = collate([examples[i] for i in pack])
         descent.zero_grad()
         loss = ttt_loss(draft, batch, chosen.decay, kind=chosen.loss, normaliser=chosen.normaliser,
@@ -87,7 +87,8 @@ def own(work: Path, target: Path, threads: int) -> None:
         descent.step(chosen.learning_rate)
         losses.append(float(loss.total.detach()))
         seconds.append(time.monotonic() - began)
-    (work / "own.json").write_text(json.dumps({"seconds": seconds, "losses": losses}))
+        cpu.append(time.process_time() - used)
+    (work / "own.json").write_text(json.dumps({"seconds": seconds, "cpu_seconds": cpu, "losses": losses}))
 
 
 def main() -> None:
@@ -121,17 +122,21 @@ def main() -> None:
             ours, theirs = (json.loads((work / f"{name}.json").read_text()) for name in ("own", "theirs"))
             assert abs(ours["losses"][0] / theirs["losses"][0] - 1) < 1e-3, (ours["losses"], theirs["losses"])
             tokens = asked.sequences * asked.length
-            rates = [tokens / statistics.median(side["seconds"][1:]) for side in (ours, theirs)]
-            pairs.append({"own": ours, "speculators": theirs, "tokens_per_second": rates, "ratio": rates[0] / rates[1]})
+            rates, cpu = ([tokens / statistics.median(side[name][1:]) for side in (ours, theirs)]
+                          for name in ("seconds", "cpu_seconds"))
+            pairs.append({"own": ours, "speculators": theirs, "tokens_per_second": rates, "ratio": rates[0] / rates[1],
+                          "tokens_per_cpu_second": cpu, "cpu_ratio": cpu[0] / cpu[1]})
             told = f"{rates[0]:.0f} against {rates[1]:.0f} tokens/s, ratio {rates[0] / rates[1]:.2f}"
+            told += f"; {cpu[0]:.0f} against {cpu[1]:.0f} per processor second, ratio {cpu[0] / cpu[1]:.2f}"
             print(f"pair {number + 1}: {told}", flush=True)
     result = {
-        "ratio": statistics.median(pair["ratio"] for pair in pairs), "pairs": pairs, "sequences": asked.sequences,
+        "ratio": statistics.median(pair["ratio"] for pair in pairs),
+        "cpu_ratio": statistics.median(pair["cpu_ratio"] for pair in pairs), "pairs": pairs, "sequences": asked.sequences,
         "length": asked.length, "steps": asked.steps, "threads": asked.threads, "load": os.getloadavg(),
         "processor": platform.processor() or platform.machine(), "torch": torch.__version__,
     }
     asked.out.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"median ratio {result['ratio']:.2f}; written to {asked.out}")
+    print(f"median ratio {result['ratio']:.2f}, by processor time {result['cpu_ratio']:.2f}; written to {asked.out}")
 
 
 if __name__ == "__main__":
