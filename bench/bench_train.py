@@ -6,7 +6,8 @@ The draft has the embedded target's proportions and its head over 8192 tokens; s
 The two run in turn, each in a process of its own: the same batches, three draft steps, KL loss, frozen head, AdamW, float32. The
 first step of each is left out. A pair gives one ratio, and the median over the pairs is the figure; the first step's losses must
 agree. On a machine that is shared, processor seconds are the steadier measure. speculators packs a batch into one sequence, over
-which its attention on the CPU is dense; `--sequences 1` takes that away (results/train-one-sequence.json). Its `Trainer` needs an accelerator, so its model, collator and loss are run by recipes/foreign/train_speed.py, in the environment of
+which its attention on the CPU is dense; `--sequences 1` takes that away (results/train-one-sequence.json). Its `Trainer` needs an
+accelerator, so its model, collator and loss are run by recipes/foreign/train_speed.py, in the environment of
 scripts/env-speculators. Writes bench/results/train.json.
 """
 
