@@ -4,7 +4,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/pytest -q -n 2 --dist worksteal
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-embedded test-remote test-foreign test-vllm test-peers test-sglang lint draft bench-generate bench-capture schemas lock clean
+.PHONY: help venv demo test test-embedded test-remote test-foreign test-vllm test-peers test-sglang lint draft bench-generate bench-capture bench-train schemas lock clean
 WORK ?= $(HOME)/.cache/draftscope/embedded-train
 
 help: ## what there is to make
@@ -51,6 +51,10 @@ lint: .venv/ready ## ruff and mypy
 draft: .venv/ready ## train the embedded draft again, hours on two cores (WORK=DIR)
 	$(BIN)/draftscope extract recipes/embedded/answers -o "$(WORK)"
 	$(BIN)/python recipes/embedded/train.py --work "$(WORK)"
+
+bench-train: .venv/ready ## training against speculators on the CPU, in tokens a second
+	@scripts/env-speculators "$(PYTHON)"
+	$(BIN)/python bench/bench_train.py $(ARGS)
 
 bench-generate: .venv/ready ## speculation against plain decoding, in tokens a second
 	$(BIN)/python bench/bench_generate.py $(ARGS)

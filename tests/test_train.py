@@ -11,37 +11,31 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from learnable import QUICK, learnable, parts_of, shape
 from support import VOCAB, WIDTH, random_draft, save_target
 from torch import Tensor
 from torch.nn import functional as F
 
 from draftscope.boundaries import Boundary
 from draftscope.cli.main import run
+from draftscope.eagle3.batches import batch_order
 from draftscope.eagle3.checkpoint import build_draft, load_checkpoint
-from draftscope.eagle3.config import DraftConfig
-from draftscope.eagle3.descent import Optimizer
-from draftscope.eagle3.examples import Collate, Example, batch_order, choices, column_rms, load_examples
+from draftscope.eagle3.choices import Choices
+from draftscope.eagle3.collate import Collate
+from draftscope.eagle3.corpus import Held, column_rms
+from draftscope.eagle3.examples import Example, choices, load_examples
 from draftscope.eagle3.heldout import evaluate
 from draftscope.eagle3.loss import pack_rows, supervised_rows, ttt_loss, ttt_outputs
 from draftscope.eagle3.model import Draft
-from draftscope.eagle3.start import draft_vocabulary, folded, new_draft, shape_of
-from draftscope.eagle3.train import Settings, train
+from draftscope.eagle3.settings import Optimizer
+from draftscope.eagle3.start import draft_vocabulary, folded, new_draft
+from draftscope.eagle3.train import Settings, Watch, train
 from draftscope.errors import DraftscopeError
 from draftscope.states.plain import write_sample
 from draftscope.states.types import Sample
 from draftscope.target.model import load_target
-from draftscope.target.parts import TargetParts
 
 STEPS = 3
-
-
-def parts_of(seed: int = 0, vocab: int = VOCAB, width: int = WIDTH) -> TargetParts:
-    draw = torch.Generator().manual_seed(seed)
-    table = torch.randn(vocab, width, generator=draw)
-    return TargetParts(
-        embedding=table, norm_weight=1 + 0.1 * torch.randn(width, generator=draw), norm_eps=1e-5, norm_offset=0.0, head=table,
-        layers=8, embed_scale=1.0, model_type="llama", folder=Path(),
-    )
 
 
 def sample(seed: int, length: int, prompt: int, vocab: int = VOCAB, width: int = WIDTH) -> Sample:
@@ -115,7 +109,7 @@ def test_loss_and_its_gradient_are_those_of_torch_over_served_rows() -> None:
     assert draft.embedding is not None
     draft.embedding, draft.target_ids = draft.embedding.double(), ids
     examples = load_examples([sample(3, 14, 5), sample(4, 10, 2), sample(5, 12, 9)], parts)
-    batch = Collate.of(parts, ids, STEPS)(examples, torch.float64)
+    batch = Collate.of(parts, ids, Settings(ttt_steps=STEPS))(examples, torch.float64)
     loss = ttt_loss(draft, batch, decay=0.7)
     loss.total.backward()
     gradients = {n: p.grad for n, p in draft.named_parameters()}
@@ -199,12 +193,16 @@ def test_choices_are_the_argmax_where_a_row_needs_them_and_are_kept(tmp_path: Pa
     normed = x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * parts.norm_weight.double()
     assert torch.equal(best[4:], (normed @ parts.head.double().T).argmax(-1)[4:])
     assert best[:4].tolist() == [-1] * 4
-    cache = tmp_path / "teacher.safetensors"
-    first = load_examples([item], parts, cache=cache)
-    other = replace(parts, head=-parts.head)
-    assert torch.equal(load_examples([item], other, cache=cache)[0].best, first[0].best), "taken from the file"
-    changed = Sample(item.name, item.token_ids, item.states + 1, item.loss_mask, item.labels, item.index)
-    assert not torch.equal(load_examples([changed], other, cache=cache)[0].best, first[0].best), "other states, computed anew"
+    with Choices(tmp_path) as kept:
+        kept.add("a", best, False)
+        kept.add("b", best[:3], True)
+    (tmp_path / "choices-0.jsonl").write_text((tmp_path / "choices-0.jsonl").read_text() + '["c", 15, 99, false]\n["d", ')
+    with Choices(tmp_path, rank=0) as again:
+        assert "c" not in again and "d" not in again, "a line whose data is not all there counts for nothing"
+        again.add("e", best[2:6], False)
+    whole = Choices(tmp_path, rank=1)
+    for key, expected in (("a", best), ("b", best[:3]), ("e", best[2:6])):
+        assert torch.equal(whole.read(key), expected) and whole.normed(key) == (key == "b")
 
 
 def test_column_factors_fold_into_fc_exactly() -> None:
@@ -212,7 +210,7 @@ def test_column_factors_fold_into_fc_exactly() -> None:
     examples = load_examples([sample(i, 20, 4) for i in range(6)], parts)
     for example in examples:
         example.states[:, 1] *= torch.linspace(0.5, 40, WIDTH)
-    scale = column_rms(examples)
+    scale = column_rms(Held(examples))
     torch.testing.assert_close(scale[1] / scale[0], torch.linspace(0.5, 40, WIDTH), rtol=0.5, atol=0)
     config = shape(40)
     draft = new_draft(config, parts, torch.arange(40), scale)
@@ -224,36 +222,9 @@ def test_column_factors_fold_into_fc_exactly() -> None:
     assert float(cosine.min()) > 0.8, "starts near the mean of the slots"
 
 
-def shape(draft_vocab: int, vocab: int = VOCAB, **changes: Any) -> DraftConfig:
-    target = {"hidden_size": WIDTH, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": vocab,
-              "intermediate_size": 128, "rms_norm_eps": 1e-5, "num_hidden_layers": 8, "max_position_embeddings": 512}
-    return shape_of(target, draft_vocab, **changes)
-
-
 def test_the_shape_follows_the_target() -> None:
     config = shape(40)
     assert (config.boundaries, config.slots, config.draft_vocab_size, config.head_dim) == ((2, 4, 5), 3, 40, 16)
-
-
-def learnable(count: int, seed: int = 0, vocab: int = 24) -> tuple[TargetParts, list[Sample]]:
-    """Text that a permutation writes, with states that say where in it they are."""
-    parts = parts_of(1, vocab)
-    draw = torch.Generator().manual_seed(seed)
-    follow = torch.randperm(vocab, generator=torch.Generator().manual_seed(9))
-    samples = []
-    for i in range(count):
-        tokens = [int(torch.randint(0, vocab, (1,), generator=draw))]
-        while len(tokens) < 24:
-            tokens.append(int(follow[tokens[-1]]))
-        ids = torch.tensor(tokens)
-        last = parts.head[follow[ids]] * 2
-        slots = torch.stack([parts.embedding[ids], parts.embedding[ids] * 3, last * 0.5], 1)
-        slots = slots + 0.3 * torch.randn(slots.shape, generator=draw)
-        samples.append(Sample(f"text {i}", ids, torch.cat([slots, last[:, None]], 1), torch.arange(24) >= 6, ("",) * 4, i))
-    return parts, samples
-
-
-QUICK = Settings(epochs=6, batch_tokens=96, learning_rate=3e-3, warmup=4)
 
 
 @pytest.mark.parametrize("settings", [
@@ -275,7 +246,8 @@ def test_training_learns_what_can_be_learnt_and_exports_what_it_measured(setting
 
     checkpoint = load_checkpoint(tmp_path / "draft", target_layers=8)
     assert checkpoint.missing == () and checkpoint.raw["note"] == "a test" and checkpoint.config.boundaries == (2, 4, 5)
-    again = evaluate(build_draft(checkpoint, parts), held, Collate.of(parts, torch.arange(20) + d2t, STEPS), STEPS)
+    again = evaluate(build_draft(checkpoint, parts), Held(held),
+                     Collate.of(parts, torch.arange(20) + d2t, settings), STEPS)
     assert again.rows == result.heldout.rows
     assert again.length == pytest.approx(result.heldout.length, abs=0.06), "bfloat16, factors folded in"
 
@@ -283,7 +255,7 @@ def test_training_learns_what_can_be_learnt_and_exports_what_it_measured(setting
 def test_narrow_products_give_nearly_the_same_gradient() -> None:
     parts, samples = learnable(4)
     draft = new_draft(shape(24, 24), parts, torch.arange(24), None).requires_grad_(True)
-    batch = Collate.of(parts, torch.arange(24), STEPS)(load_examples(samples, parts))
+    batch = Collate.of(parts, torch.arange(24), Settings(ttt_steps=STEPS))(load_examples(samples, parts))
     found = []
     for precision in (torch.float32, torch.bfloat16):
         draft.zero_grad(set_to_none=True)
@@ -300,7 +272,7 @@ def test_held_out_acceptance_is_that_of_a_server() -> None:
     samples[1].token_ids[12:] = samples[1].token_ids[12:].flip(0)
     held = load_examples(samples, parts)
     draft = new_draft(shape(18, 24), parts, torch.arange(18), None)
-    found = evaluate(draft, held, Collate.of(parts, torch.arange(18), STEPS), STEPS)
+    found = evaluate(draft, Held(held), Collate.of(parts, torch.arange(18), Settings(ttt_steps=STEPS)), STEPS)
     counts, rows = [0] * STEPS, 0
     for e in held:
         for t in range(len(e) - 1 - STEPS):
@@ -337,7 +309,7 @@ def test_a_stopped_run_goes_on_to_the_same_weights(tmp_path: Path, how: str, opt
                 raise Stopped if how == "killed" else KeyboardInterrupt
 
         # Saved after every step, as the time between two saves is never reached.
-        return train(examples, parts, shape(24, 24), d2t, folder, settings=quick, save_minutes=-1, on_event=watch)
+        return train(examples, parts, shape(24, 24), d2t, folder, settings=quick, watch=Watch(save_minutes=-1), on_event=watch)
 
     whole = training(tmp_path / "whole")
     if how == "killed":

@@ -22,10 +22,11 @@ from typing import Any
 
 import torch
 
-from draftscope.cli.train import told
-from draftscope.eagle3.examples import load_examples, split_heldout
-from draftscope.eagle3.start import draft_vocabulary, shape_of, token_counts
-from draftscope.eagle3.train import Settings, train
+from draftscope.cli.training import told
+from draftscope.eagle3.corpus import FileCorpus, split, token_counts
+from draftscope.eagle3.examples import Fitting
+from draftscope.eagle3.start import draft_vocabulary, shape_of
+from draftscope.eagle3.train import Settings, Watch, train
 from draftscope.states.opening import open_source
 from draftscope.target.embedded import ensure_target
 from draftscope.target.parts import read_config, read_parts
@@ -61,14 +62,13 @@ def main() -> None:
             print(f"target's choices: {read + tokens} tokens, {(read + tokens) / (time.time() - began):.0f}/s", flush=True)
         read += tokens
 
-    source = open_source(options.states or options.work)
-    examples, held = split_heldout(
-        load_examples(source, parts, max_length=512, cache=run / "teacher.safetensors", on_tokens=reading), 48)
-    own = torch.cat([(e.best[:-1] == e.token_ids[1:])[e.answer[1:]] for e in examples]).float().mean()
-    d2t, _, coverage = draft_vocabulary(token_counts(examples, int(raw["vocab_size"])), 8192)
+    source = open_source(options.states or options.work, kind="samples")
+    corpus, held = split(FileCorpus.of(source, Fitting(parts, max_length=512), run / "choices", on_tokens=reading), 48)
+    counts = token_counts(corpus, int(raw["vocab_size"]))
+    d2t, _, coverage = draft_vocabulary(counts, 8192)
     config = shape_of(raw, 8192)
-    print(f"{len(examples)} samples, {sum(int(e.answer.sum()) for e in examples)} answer tokens ({own:.3f} of them the target's "
-          f"first choice), {len(held)} held out; draft vocabulary covers {coverage:.4f}", flush=True)
+    print(f"{len(corpus.lengths)} samples, {int(counts.sum())} answer tokens, {len(held.lengths)} held out; draft vocabulary "
+          f"covers {coverage:.4f}", flush=True)
 
     def show(event: Mapping[str, Any]) -> None:
         if "heldout" in event or event["step"] % 10 == 0:
@@ -81,8 +81,8 @@ def main() -> None:
                         learning_rate=options.learning_rate, head_rate=options.head_rate,
                         noise=options.noise, weight_decay=options.weight_decay, optimizer=options.optimizer,
                         precision=options.precision)
-    result = train(examples, parts, config, d2t, run, settings=settings, heldout=held, evaluate_every=130, save_minutes=3,
-                   on_event=show)
+    result = train(corpus, parts, config, d2t, run, settings=settings, heldout=held,
+                   watch=Watch(evaluate_every=130, save_minutes=3), on_event=show)
     print("finished" if result.finished else "interrupted; the same command goes on", result.heldout)
 
 

@@ -23,8 +23,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from draftscope.boundaries import Boundary, default_boundaries
+from draftscope.eagle3.corpus import Held, token_counts
 from draftscope.eagle3.examples import load_examples
-from draftscope.eagle3.start import draft_vocabulary, shape_of, token_counts
+from draftscope.eagle3.start import draft_vocabulary, shape_of
 from draftscope.eagle3.train import Settings, train
 from draftscope.pipeline.answers import Request, answers
 from draftscope.states.types import Sample
@@ -149,7 +150,7 @@ def main() -> None:
         samples.append(Sample(f"answer {request.key}", ids, run.taps[0], mask, ("", "", "", ""), request.key))
     examples = load_examples(samples[: options.answers], target.parts)
     heldout = load_examples(samples[options.answers :], target.parts)
-    d2t, t2d, covered = draft_vocabulary(token_counts(examples, len(tok)), 80)
+    d2t, t2d, covered = draft_vocabulary(token_counts(Held(examples), len(tok)), 80)
     print(f"draft vocabulary: {int(t2d.sum())} of {len(tok)} tokens cover {covered:.4f} of the answers")
     config = shape_of(target.config.to_dict(), 80, boundaries=boundaries)
 

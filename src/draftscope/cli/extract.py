@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from draftscope.cli.common import JsonOption, QuietOption, ThreadsOption, keep, setup
 from draftscope.errors import UsageError
+
+if TYPE_CHECKING:
+    from draftscope.pipeline.conversations import Conversation, Unusable
+    from draftscope.target.model import Target
 
 DTypeName = Literal["bfloat16", "float32"]
 
@@ -35,7 +40,6 @@ def command(
     ui = setup(quiet, threads, json=json)
     import torch
 
-    from draftscope.pipeline.conversations import Renderer, read_answers, read_lines
     from draftscope.pipeline.extract import Extracted, extract
     from draftscope.target.embedded import ensure_target
     from draftscope.target.model import load_target
@@ -45,11 +49,7 @@ def command(
         raise UsageError("does not exist", where=str(conversations))
     wiring = None if boundaries is None else Wiring.of(parse_boundaries(boundaries))
     model = load_target(target or ensure_target(report=ui.note), getattr(torch, compute), device)
-    closing = model.stop_ids
-    if conversations.is_dir():
-        found = read_answers(conversations)
-    else:
-        found = read_lines(conversations, lambda: Renderer(model.tokenizer, closing))
+    found = conversations_of(conversations, model)
 
     def plan(result: Extracted, to_write: int) -> None:
         free = shutil.disk_usage(out).free / 2**30
@@ -71,6 +71,22 @@ def command(
         "kept": result.kept, "remade": result.remade, "tokens": result.tokens, "answer_tokens": result.answer_tokens,
         "bytes": result.bytes, "cropped": result.cropped, "skipped": result.reasons(),
     })
+
+
+def conversations_of(path: Path, model: Target) -> Iterator[Conversation | Unusable]:
+    """What a JSONL file or a folder of answers holds.
+
+    Raises:
+        UsageError: there is nothing.
+    """
+    from draftscope.pipeline.conversations import Renderer, read_answers, read_lines
+
+    if not path.exists():
+        raise UsageError("does not exist", where=str(path))
+    if path.is_dir():
+        return read_answers(path)
+    closing = model.stop_ids
+    return read_lines(path, lambda: Renderer(model.tokenizer, closing))
 
 
 def parse_boundaries(text: str) -> tuple[int, ...]:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from pydantic import ValidationError
-from safetensors.torch import save_file
 from torch import Tensor
 
 from draftscope.eagle3.config import DraftConfig
@@ -28,7 +27,7 @@ from draftscope.eagle3.weightfiles import read_weights
 from draftscope.eagle3.writing import native_config
 from draftscope.errors import DraftscopeError
 from draftscope.states.places import Place, model_folder
-from draftscope.states.tensorfile import read_json
+from draftscope.states.tensorfile import read_json, save_tensors
 
 if TYPE_CHECKING:
     from draftscope.target.parts import TargetParts
@@ -236,13 +235,15 @@ def save_native(folder: Path | str, draft: Draft, d2t: Tensor | None, *, dtype: 
         chosen = torch.zeros(config.vocab_size, dtype=torch.bool)
         chosen[target_ids(d2t, config)] = True
         tensors["t2d"] = chosen
-    temporary = folder / ".model.safetensors.part"
-    save_file(tensors, temporary, metadata={"format": "pt"})
-    os.replace(temporary, folder / "model.safetensors")
+    save_tensors(folder / "model.safetensors", tensors, {"format": "pt"})
     text = json.dumps(native_config(config, dtype, target_layers) | dict(extra or {}), indent=2) + "\n"
     temporary = folder / ".config.json.part"
-    temporary.write_text(text)
-    os.replace(temporary, folder / "config.json")
+    try:
+        temporary.write_text(text)
+        os.replace(temporary, folder / "config.json")
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise DraftscopeError(f"cannot be written ({error.strerror})", where=str(folder / "config.json")) from None
 
 
 def _shares_head(config: DraftConfig, parts: TargetParts | None) -> bool:

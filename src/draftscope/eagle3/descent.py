@@ -14,28 +14,36 @@ import torch
 from torch import Tensor
 
 from draftscope.eagle3.model import Draft
+from draftscope.eagle3.settings import Settings
 
-Optimizer = Literal["adamw", "muon"]
 Group = Literal["norm", "head", "body"]
 
 _STATE = ("step", "exp_avg", "exp_avg_sq", "momentum_buffer")
 
 
 class Descent:
-    """Steps on a draft's parameters; the head, which starts as the target's, takes `head_rate` of the learning rate."""
+    """Steps on a draft's parameters; the head takes `head_rate` of the learning rate, and is frozen where that is 0."""
 
-    def __init__(self, draft: Draft, optimizer: Optimizer, *, weight_decay: float, head_rate: float, clip: float) -> None:
-        self.draft, self.head_rate, self.clip = draft, head_rate, clip
+    def __init__(self, draft: Draft, settings: Settings) -> None:
+        self.draft, self.head_rate, self.clip = draft, settings.head_rate, settings.clip
         self.named = list(draft.named_parameters())
-        groups = {
-            name: {"params": [p for n, p in self.named if group_of(n) == name], "group": name,
-                   "weight_decay": 0.0 if name == "norm" else weight_decay}
-            for name in ("norm", "head", "body")
-        }
+        decay = settings.weight_decay
+        decays = {"norm": 0.0, "head": decay, "body": decay}
+        draft.lm_head.requires_grad_(settings.head_rate > 0)
+        muon = settings.optimizer == "muon"
+        if muon and settings.matrix_decay is not None:
+            decays["body"] = settings.matrix_decay
+        groups = {name: {"params": held, "group": name, "weight_decay": decays[name]} for name in decays
+                  if (held := [p for n, p in self.named if group_of(n) == name and p.requires_grad])}
         self.optimizers: list[torch.optim.Optimizer] = []
-        if optimizer == "muon":
+        if muon:
             self.optimizers.append(torch.optim.Muon([groups.pop("body")], adjust_lr_fn="match_rms_adamw"))
-        self.optimizers.append(torch.optim.AdamW(list(groups.values()), betas=(0.9, 0.95)))
+        self.optimizers.append(torch.optim.AdamW(list(groups.values()), betas=settings.betas))
+
+    @property
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """All, in one order."""
+        return [p for _, p in self.named]
 
     def zero_grad(self) -> None:
         for optimizer in self.optimizers:
@@ -61,12 +69,22 @@ class Descent:
         return held
 
     def restore(self, held: Mapping[str, Tensor]) -> None:
-        """Take over what `tensors` gave."""
+        """Take over what `tensors` gave.
+
+        Raises:
+            KeyError: a weight is missing.
+        """
         owners = {p: o for o in self.optimizers for g in o.param_groups for p in g["params"]}
         with torch.no_grad():
             for name, parameter in self.named:
                 parameter.copy_(held[f"weight.{name}"])
-                owners[parameter].state[parameter] = {key: held[f"{key}.{name}"] for key in _STATE if f"{key}.{name}" in held}
+                if parameter not in owners:
+                    continue
+                owners[parameter].state[parameter] = {
+                    # The number of steps stays on the CPU, as torch has it.
+                    key: held[f"{key}.{name}"].to("cpu" if key == "step" else parameter.device)
+                    for key in _STATE if f"{key}.{name}" in held
+                }
 
 
 def group_of(name: str) -> Group:

@@ -110,7 +110,7 @@ def describe(raw: dict[str, Any], where: str, *, names: Collection[str] | None =
             dialect=dialect, hidden_size=hidden, target_hidden_size=raw.get("target_hidden_size") or hidden,
             intermediate_size=numbers["intermediate_size"], num_attention_heads=heads, num_key_value_heads=kv_heads,
             head_dim=head_dim, vocab_size=vocab, draft_vocab_size=raw.get("draft_vocab_size") or vocab,
-            rms_norm_eps=layer.get("rms_norm_eps", 1e-6), rope_parameters=_rope(layer, where),
+            rms_norm_eps=layer.get("rms_norm_eps", 1e-6), rope_parameters=rope_of(layer, where),
             max_position_embeddings=layer.get("max_position_embeddings") or 2048, slots=slots if aux else 1,
             boundaries=boundaries, norm_before_residual=_switch(raw, nested, "norm_before_residual"),
             norm_before_fc=_switch(raw, nested, "norm_before_fc"), fc_norm=_switch(raw, nested, "fc_norm", "use_aux_norm"),
@@ -268,7 +268,7 @@ def _refuse(raw: dict[str, Any], layer: dict[str, Any], nested: dict[str, Any], 
         refuse("a quantised draft (quantization_config)", "Save it in bfloat16 or float32")
 
 
-def _rope(layer: dict[str, Any], where: str) -> dict[str, Any]:
+def rope_of(layer: dict[str, Any], where: str) -> dict[str, Any]:
     """New-style `rope_parameters`, else legacy `rope_theta` and `rope_scaling`; theta 10000 where nothing is said."""
     parameters = layer.get("rope_parameters")
     if isinstance(parameters, dict) and any(isinstance(value, dict) for value in parameters.values()):

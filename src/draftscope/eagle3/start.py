@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,7 +11,6 @@ from torch import Tensor
 from draftscope.boundaries import default_boundaries
 from draftscope.eagle3.checkpoint import initial_value
 from draftscope.eagle3.config import DraftConfig
-from draftscope.eagle3.examples import Example
 from draftscope.eagle3.model import Draft
 from draftscope.errors import DraftscopeError
 from draftscope.target.parts import TargetParts
@@ -23,17 +22,32 @@ def shape_of(target: Mapping[str, Any], draft_vocab: int, **changes: Any) -> Dra
     Args:
         target: the target's flat text config.
         changes: `DraftConfig` fields that are to differ.
+
+    Raises:
+        DraftscopeError: the target is too small for default boundaries, and none were given.
     """
     hidden, heads = int(target["hidden_size"]), int(target["num_attention_heads"])
+    if "boundaries" not in changes:
+        changes["boundaries"] = _defaults(int(target["num_hidden_layers"]))
     fields: dict[str, Any] = {
         "hidden_size": hidden, "target_hidden_size": hidden, "intermediate_size": int(target["intermediate_size"]),
         "num_attention_heads": heads, "num_key_value_heads": int(target.get("num_key_value_heads") or heads),
         "head_dim": int(target.get("head_dim") or hidden // heads), "vocab_size": int(target["vocab_size"]),
         "draft_vocab_size": draft_vocab, "rms_norm_eps": float(target["rms_norm_eps"]),
         "max_position_embeddings": int(target.get("max_position_embeddings") or 2048),
-        "boundaries": default_boundaries(int(target["num_hidden_layers"])),
     }
     return DraftConfig(**(fields | changes))
+
+
+def _defaults(layers: int) -> tuple[int, ...]:
+    """Raises DraftscopeError where the three default boundaries are not three, low to high."""
+    found = default_boundaries(layers)
+    if not 0 < found[0] < found[1] < found[2]:
+        raise DraftscopeError(
+            f"a target of {layers} layers has no three default boundaries: 2, n/2 and n-3 are {', '.join(map(str, found))}",
+            remedy=f"Say what the slots hold with --boundaries, of 0 to {layers}; engines must be told the same",
+        )
+    return found
 
 
 def draft_vocabulary(counts: Tensor, size: int) -> tuple[Tensor, Tensor, float]:
@@ -54,17 +68,14 @@ def draft_vocabulary(counts: Tensor, size: int) -> tuple[Tensor, Tensor, float]:
     return chosen - torch.arange(size), t2d, float(counts[chosen].sum()) / total if total else 1.0
 
 
-def token_counts(examples: Sequence[Example], vocab: int) -> Tensor:
-    """Occurrences of every token among answer tokens [V]."""
-    return torch.stack([torch.bincount(e.token_ids[e.answer], minlength=vocab) for e in examples]).sum(0)
-
-
-def new_draft(config: DraftConfig, parts: TargetParts, ids: Tensor, column_scale: Tensor | None, seed: int = 0) -> Draft:
+def new_draft(config: DraftConfig, parts: TargetParts, ids: Tensor, column_scale: Tensor | None, seed: int = 0, *,
+              near_mean: bool = True) -> Draft:
     """A draft to start from: head and (halved) final norm are the target's, `fc` near the mean of the slots, the rest random.
 
     Args:
         ids: [D] target ids of the draft vocabulary.
         column_scale: [S, Ht] by which its features will be divided.
+        near_mean: False leaves `fc` random and the final norm at ones.
     """
     draft = Draft(config)
     same_width = config.hidden_size == config.target_hidden_size == parts.width
@@ -73,14 +84,15 @@ def new_draft(config: DraftConfig, parts: TargetParts, ids: Tensor, column_scale
             parameter.copy_(initial_value(name, parameter, seed))
         if same_width:
             draft.lm_head.weight.copy_(parts.head[ids])
+        if same_width and near_mean:
             # At the target's full scale the first guesses are as sure as they are wrong, which costs the first epoch.
             draft.norm.weight.copy_(parts.norm_weight.float() + parts.norm_offset).mul_(0.5)
-        if same_width and config.use_aux_hidden_state:
+        if same_width and near_mean and config.use_aux_hidden_state:
             scale = torch.ones(config.slots, config.hidden_size) if column_scale is None else column_scale
             # Each slot enters at root mean square 1 with its own proportions between columns, and all weigh the same.
             near = scale / scale.square().mean(1, keepdim=True).sqrt() / config.slots
             draft.fc.weight.mul_(0.25).add_(torch.cat([torch.diag(row) for row in near], 1))
-        elif config.use_aux_hidden_state:
+        elif near_mean and config.use_aux_hidden_state:
             draft.fc.weight.mul_(50 / (config.slots * config.target_hidden_size) ** 0.5)
     draft.target_ids = ids
     draft.embedding = parts.embedding.float()
@@ -89,10 +101,10 @@ def new_draft(config: DraftConfig, parts: TargetParts, ids: Tensor, column_scale
 
 def folded(draft: Draft, column_scale: Tensor | None) -> Draft:
     """The same draft for features as they come."""
-    copy = Draft(draft.config)
+    copy = Draft(draft.config).to(draft.norm.weight.device)
     copy.load_state_dict(draft.state_dict())
     copy.target_ids, copy.embedding = draft.target_ids, draft.embedding
     if column_scale is not None:
         with torch.no_grad():
-            copy.fc.weight /= column_scale.flatten()
+            copy.fc.weight /= column_scale.flatten().to(copy.fc.weight.device)
     return copy.eval().requires_grad_(False)

@@ -21,22 +21,24 @@ class StepMask:
 
     Args:
         windows: of each layer, the last one for all that follow; none given = no windows.
+        moves: the window moves on with each step, as while serving. speculators 0.9.0 trains with it where it was at step 0, and
+            a row's own later keys are always in it (`models/eagle3/attention.py`).
     """
 
-    def __init__(self, *windows: int | None) -> None:
-        self.windows = windows or (None,)
+    def __init__(self, *windows: int | None, moves: bool = True) -> None:
+        self.windows, self.moves = windows or (None,), moves
         self._base: dict[int, tuple[Tensor, Tensor]] = {}
         self._own: dict[int, list[tuple[Tensor, Tensor]]] = {}
         self._rows: Tensor | None = None
 
     @classmethod
-    def of(cls, config: DraftConfig) -> StepMask:
+    def of(cls, config: DraftConfig, *, moves: bool = True) -> StepMask:
         """With a draft's own windows."""
-        return cls(*(config.window(layer) for layer in range(config.layers)))
+        return cls(*(config.window(layer) for layer in range(config.layers)), moves=moves)
 
     def on(self, rows: Tensor) -> StepMask:
         """The later steps of some rows alone: rows [B, R] int64. Step 0 must have been run on all of them."""
-        later = StepMask(*self.windows)
+        later = StepMask(*self.windows, moves=self.moves)
         later._base, later._rows = self._base, rows
         return later
 
@@ -64,12 +66,12 @@ class StepMask:
         step = len(own)
         base_k, base_v = self._base[layer]
         grouped = q.unflatten(1, (-1, groups)) * q.shape[-1] ** -0.5
-        mask = _mask(rows, step, base_k.shape[2], window)
+        mask = _mask(rows, step if self.moves else 0, base_k.shape[2], window)
         if mask.dim() == 3:
             mask = mask[:, None, None]
         scores = [(grouped @ base_k[:, :, None].transpose(-1, -2)).masked_fill(~mask, -torch.inf)]
         scores += [(grouped * own_k[:, :, None]).sum(-1, keepdim=True) for own_k, _ in own]
-        if window is not None:
+        if window is not None and self.moves:
             for j in range(step):
                 if step - (j + 1) >= window:
                     scores[j + 1] = torch.full_like(scores[j + 1], -torch.inf)

@@ -1,75 +1,60 @@
-"""Training an EAGLE-3 draft with training-time test: resumable, deterministic, on plain training data.
+"""Training an EAGLE-3 draft with training-time test: resumable, deterministic, on data of any size.
 
-A run lives in one folder: `log.jsonl`, `training.safetensors` (weights and optimizer state), `teacher.safetensors` (the
-target's choices), `draft/` (native checkpoint of the last epoch) and `best/` (of the epoch with the longest held-out accept
-length). Columns of the features are divided by their root mean square while training, which is what makes one learning rate
-fit all slots; the factor is folded into `fc` when a checkpoint is exported.
+A run lives in one folder: `log.jsonl`, `training.safetensors` (weights and optimizer state), `draft/` (native checkpoint of the
+last epoch) and `best/` (of the evaluation with the longest held-out accept length). Columns of the features are divided by their
+root mean square while training, which is what makes one learning rate fit all slots; the factor is folded into `fc` when a
+checkpoint is exported.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from pydantic import ValidationError
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
+from draftscope.eagle3.batches import ahead, batch_order
 from draftscope.eagle3.checkpoint import save_native, target_ids
+from draftscope.eagle3.collate import Collate, Packed
 from draftscope.eagle3.config import DraftConfig
-from draftscope.eagle3.descent import Descent, Optimizer
-from draftscope.eagle3.examples import Collate, Example, batch_order, column_rms
+from draftscope.eagle3.corpus import Corpus, Held, column_rms, identity
+from draftscope.eagle3.descent import Descent
+from draftscope.eagle3.examples import Example
 from draftscope.eagle3.heldout import HeldOut, evaluate
-from draftscope.eagle3.loss import Alignment, Loss, ttt_loss
+from draftscope.eagle3.interrupts import undisturbed
+from draftscope.eagle3.loss import Loss, normalisers, ttt_loss
 from draftscope.eagle3.model import Draft
+from draftscope.eagle3.parallel import ALONE, Ranks
+from draftscope.eagle3.runstate import RunFolder
+from draftscope.eagle3.settings import Settings as Settings
 from draftscope.eagle3.start import folded, new_draft
 from draftscope.errors import DraftscopeError
 from draftscope.target.parts import TargetParts
 
 Event = Mapping[str, Any]
-Precision = Literal["float32", "bfloat16"]
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """How to train.
+class Watch:
+    """How a run is looked after; none of it changes its steps, but for when it ends.
 
     Attributes:
-        batch_tokens: tokens of a batch once padded.
-        learning_rate, head_rate: its peak; the head, which starts as the target's, takes `head_rate` times as much.
-        warmup, final_rate: steps of linear warmup, then a cosine down to `final_rate` times the peak.
-        decay: weight of step k is decay^k.
-        noise: standard deviation of the noise on features, in units of each column's root mean square.
-        alignment: which rows are supervised (`loss.supervised_rows`).
-        optimizer: of the matrices inside the draft (`descent.Descent`).
-        precision: of the operands of the matrix products; weights and sums stay in float32.
+        evaluate_every: steps between evaluations on held-out data, besides those at the ends of epochs.
+        patience: evaluations without a longer held-out accept length after which the run ends; 0 = never.
+        save_minutes: how often the state is saved, besides the ends of epochs.
+        in_flight: bytes of batches loaded ahead and in use.
     """
 
-    ttt_steps: int = 3
-    epochs: int = 10
-    batch_tokens: int = 2048
-    learning_rate: float = 1e-3
-    head_rate: float = 0.2
-    warmup: int = 50
-    final_rate: float = 0.02
-    weight_decay: float = 0.02
-    clip: float = 1.0
-    decay: float = 0.8
-    noise: float = 0.0
-    alignment: Alignment = "served"
-    optimizer: Optimizer = "adamw"
-    precision: Precision = "float32"
-    seed: int = 0
+    evaluate_every: int = 100
+    patience: int = 0
+    save_minutes: float = 5.0
+    in_flight: int = 2**29
 
 
 @dataclass(slots=True)
@@ -77,8 +62,9 @@ class Result:
     """What a run came to.
 
     Attributes:
-        draft: the trained draft, the column factors folded in.
+        draft: the trained draft, the column factors folded in, on the CPU.
         finished: false where it was interrupted; call again to go on.
+        stopped: it ended early, for want of patience.
     """
 
     draft: Draft
@@ -87,191 +73,274 @@ class Result:
     losses: list[float]
     heldout: HeldOut | None
     history: list[HeldOut] = field(default_factory=list)
+    stopped: bool = False
 
 
-def train(examples: Sequence[Example], parts: TargetParts, config: DraftConfig, d2t: Tensor | None, out: Path, *,
-          settings: Settings | None = None, heldout: Sequence[Example] = (), extra: Mapping[str, Any] | None = None,
-          evaluate_every: int = 100, save_minutes: float = 5.0, on_event: Callable[[Event], None] | None = None) -> Result:
+def train(examples: Corpus | Sequence[Example], parts: TargetParts, config: DraftConfig, d2t: Tensor | None, out: Path, *,
+          settings: Settings | None = None, heldout: Corpus | Sequence[Example] = (), extra: Mapping[str, Any] | None = None,
+          watch: Watch | None = None, device: str | torch.device = "cpu", ranks: Ranks = ALONE,
+          on_event: Callable[[Event], None] | None = None) -> Result:
     """Train a draft, or go on with what `out` holds: the batches, and on as many threads the weights, are then the same.
 
     Args:
         config: its `boundaries` say what the slots are; written to config.json unless they are the target's defaults.
         d2t: [D] offsets; None where the draft has the target's vocabulary.
         extra: further keys for the exported config.json.
+        device: where the draft is and the teacher is computed.
+        ranks: this process among those that train together; the first one writes.
         on_event: gets what goes to the log: a record per step and per evaluation; at `ends_epoch` `draft/` is that epoch's.
 
     Raises:
-        DraftscopeError: no examples, states that do not fit the configuration, a loss that is not finite (the sample is
-            named), or a folder that holds a run over other data or settings.
+        DraftscopeError: no examples, states that do not fit the configuration, nothing that could be taught, a loss that is not
+            finite (sample and tensor are named), a disk that refuses, or a folder that holds a run over other data or settings.
+            What was saved before stays as it was.
     """
-    run = _Run(examples, parts, config, d2t, out, settings or Settings(), heldout, dict(extra or {}), on_event)
+    corpus, aside = (Held(given) if isinstance(given, Sequence) else given for given in (examples, heldout))
+    run = _Run(corpus, parts, config, d2t, out, settings or Settings(), aside, dict(extra or {}), watch or Watch(),
+               torch.device(device), ranks, on_event)
     finished = True
     try:
-        run.loop(evaluate_every, save_minutes)
+        if not run.place.stopped:
+            run.loop()
     except KeyboardInterrupt:
         finished = False
         run.save()
     last = run.history[-1] if run.history else None
-    return Result(folded(run.draft, run.scale), run.step, finished, run.losses, last, run.history)
+    return Result(run.exported(), run.place.step, finished, run.losses, last, run.history, run.place.stopped)
 
 
 class _Run:
-    def __init__(self, examples: Sequence[Example], parts: TargetParts, config: DraftConfig, d2t: Tensor | None, out: Path,
-                 settings: Settings, heldout: Sequence[Example], extra: dict[str, Any],
+    def __init__(self, corpus: Corpus, parts: TargetParts, config: DraftConfig, d2t: Tensor | None, out: Path,
+                 settings: Settings, heldout: Corpus, extra: dict[str, Any], watch: Watch, device: torch.device, ranks: Ranks,
                  on_event: Callable[[Event], None] | None) -> None:
-        if not examples:
+        if not corpus.lengths:
             raise DraftscopeError("nothing to train on: no sample has two answer tokens in a row",
                                   remedy="Look at the loss mask with `draftscope inspect`")
-        entries, width = examples[0].states.shape[1], examples[0].states.shape[2]
+        entries, width = corpus.shape
         if entries != config.slots + 1 or width != config.target_hidden_size:
             raise DraftscopeError(f"states hold {entries} entries of width {width}, the draft takes {config.slots} slots of "
-                                  f"{config.target_hidden_size} and needs the last state", where=examples[0].name)
-        self.examples, self.heldout, self.parts = examples, heldout, parts
+                                  f"{config.target_hidden_size} and needs the last state", where=corpus.name(0))
+        self.corpus, self.heldout, self.parts, self.watch, self.ranks = corpus, heldout, parts, watch, ranks
         self.settings, self.out, self.d2t, self.extra, self.on_event = settings, out, d2t, extra, on_event
-        self.ids = target_ids(d2t, config)
-        self.rms = column_rms(examples)
+        ids = target_ids(d2t, config)
+        self.rms = column_rms(corpus)
         # A norm before `fc` already takes the scale out; without `fc` there is nothing to fold it into.
-        bare = config.norm_before_fc or config.fc_norm or not config.use_aux_hidden_state
+        bare = not settings.scaled or config.norm_before_fc or config.fc_norm or not config.use_aux_hidden_state
         self.scale = None if bare else self.rms
-        self.draft = new_draft(config, parts, self.ids, self.scale, settings.seed).train()
-        self.collate = Collate.of(parts, self.ids, settings.ttt_steps, settings.alignment, self.scale)
-        self.descent = Descent(self.draft, settings.optimizer, weight_decay=settings.weight_decay, head_rate=settings.head_rate,
-                               clip=settings.clip)
-        lengths = [len(e) for e in examples]
-        self.orders = [batch_order(lengths, settings.batch_tokens, settings.seed, epoch) for epoch in range(settings.epochs)]
-        self.total = sum(map(len, self.orders))
-        self.answer_tokens = sum(int(e.answer.sum()) for e in examples)
-        self.step, self.losses, self.history = 0, list[float](), list[HeldOut]()
-        self.best = 0.0
-        self.identity = f"{zlib.crc32(repr([(e.name, len(e)) for e in examples]).encode()):08x}"
-        out.mkdir(parents=True, exist_ok=True)
+        self.draft = new_draft(config, parts, ids, self.scale, settings.seed, near_mean=settings.scaled).train().to(device)
+        assert self.draft.embedding is not None
+        self.draft.embedding = self.draft.embedding.to(device)
+        self.collate = Collate.of(parts, ids, settings, self.scale, device)
+        self.descent = Descent(self.draft, settings)
+        self.lengths = corpus.lengths
+        self.total = sum(len(self._order(epoch)) for epoch in range(settings.epochs))
+        self.losses, self.history = list[float](), list[HeldOut]()
+        self.folder = RunFolder(out, {"settings": asdict(settings), "data": identity(corpus),
+                                      "config": config.model_dump(mode="json")})
+        self.place = self.folder.place
         self._resume()
 
-    def loop(self, evaluate_every: int, save_minutes: float) -> None:
+    def _resume(self) -> None:
+        self.out.mkdir(parents=True, exist_ok=True)
+        if self.ranks.first:
+            tensors = self.folder.restore()
+            self.ranks.barrier()
+        else:
+            self.ranks.barrier()
+            tensors = self.folder.restore(trim=False)
+        self.place = self.folder.place
+        if tensors is not None:
+            try:
+                self.descent.restore(tensors)
+            except (KeyError, RuntimeError) as error:
+                raise DraftscopeError(f"not the state of this run ({error})", where=str(self.folder.state_file),
+                                      remedy="Train into another folder") from None
+        self.ranks.barrier()
+
+    def loop(self) -> None:
+        watch, place = self.watch, self.place
         saved = began = time.monotonic()
-        tokens, first = 0, self.step
-        done = 0
-        for epoch, order in enumerate(self.orders):
-            for number, chosen in enumerate(order):
-                done += 1
-                if done <= self.step:
-                    continue
-                loss, norm = self._step([self.examples[i] for i in chosen])
-                tokens += sum(int(self.examples[i].answer.sum()) for i in chosen)
+        tokens, first, taught = 0, place.step, 0
+        plan = self._plan(place.step)
+        batches = ahead(((cost, make) for _, _, _, cost, make in self._plan(place.step)), watch.in_flight)
+        try:
+            for epoch, ends, chosen, _, _ in plan:
+                packed = next(batches)
+                with undisturbed():
+                    loss, norm, answers = self._step(packed, chosen)
+                del packed  # asking for the next batch says that this one is done with
+                taught += sum(loss.rows)
+                tokens += answers
                 took = time.monotonic() - began
-                self.losses.append(float(loss.total.detach()))
-                ends = number == len(order) - 1
+                self.losses.append(float(loss.total))
+                if ends and epoch == 0 and first == 0 and not taught:
+                    raise DraftscopeError(
+                        "no row of the data can be taught: no answer token's target lies in the draft vocabulary",
+                        where=self.corpus.name(0), remedy="Take a larger --draft-vocab, or look at the loss mask",
+                    )
                 if ends:
                     self._export(self.out / "draft")
                 self._record({
-                    "step": self.step, "of": self.total, "epoch": epoch, "ends_epoch": ends, "loss": self.losses[-1],
+                    "step": place.step, "of": self.total, "epoch": epoch, "ends_epoch": ends, "loss": self.losses[-1],
                     "losses": [None if math.isnan(x) else x for x in loss.steps],
                     "accuracy": [c / r if r else None for c, r in zip(loss.correct, loss.rows, strict=True)], "rows": loss.rows,
-                    "grad_norm": norm, "learning_rate": self._rate(self.step - 1),
+                    "grad_norm": norm, "learning_rate": self._rate(place.step - 1),
                     "answer_tokens_per_s": tokens / max(took, 1e-9),
-                    "left_s": took / (self.step - first) * (self.total - self.step),
+                    "left_s": took / (place.step - first) * (self.total - place.step),
                 })
-                if self.heldout and (ends or self.step % evaluate_every == 0):
+                if self.heldout.lengths and (ends or place.step % watch.evaluate_every == 0):
                     self._evaluate(epoch)
-                if ends or time.monotonic() - saved > save_minutes * 60:
+                stopped = self.place.stopped
+                if stopped and not ends:
+                    self._export(self.out / "draft")
+                if ends or stopped or time.monotonic() - saved > watch.save_minutes * 60:
                     self.save()
                     saved = time.monotonic()
+                if stopped:
+                    return
+        finally:
+            batches.close()
 
-    def _step(self, part: list[Example]) -> tuple[Loss, float]:
-        settings = self.settings
-        batch = self.collate(part)
-        if settings.noise:
-            draw = torch.Generator().manual_seed(zlib.crc32(f"{settings.seed}:{self.step}".encode()))
-            noise = torch.randn(batch.features.shape, generator=draw) * settings.noise
-            batch.features += noise if self.scale is not None else noise * self.rms
+    def _order(self, epoch: int) -> list[list[int]]:
+        return batch_order(self.lengths, self.settings.batch_tokens, self.settings.seed, epoch)
+
+    def _plan(self, done: int) -> Iterator[tuple[int, bool, list[int], int, Callable[[], Packed | None]]]:
+        """Epoch, whether the batch ends it, its examples, and this process's share: cost in bytes, and what packs it."""
+        entries, width = self.corpus.shape
+        # Stored states are copied into the batch; its features and the teacher's logits are wider where the draft is.
+        per_token = entries * width * (2 * self.corpus.itemsize + 4)
+        for epoch in range(self.settings.epochs):
+            order = self._order(epoch)
+            for number, chosen in enumerate(order):
+                if done > 0:
+                    done -= 1
+                    continue
+                longest = max(self.lengths[i] for i in chosen)
+                own = chosen[self.ranks.rank :: self.ranks.world]
+
+                def make(own: list[int] = own, longest: int = longest) -> Packed | None:
+                    return self.collate.pack(self.corpus.load(own), longest) if own else None
+
+                yield epoch, number == len(order) - 1, chosen, len(own) * longest * per_token, make
+
+    def _step(self, packed: Packed | None, chosen: list[int]) -> tuple[Loss, float, int]:
+        """A step over this process's share of a batch; the loss, as over the whole, and the answer tokens in it."""
+        settings, ranks = self.settings, self.ranks
         self.descent.zero_grad()
-        loss = ttt_loss(self.draft, batch, settings.decay, getattr(torch, settings.precision))
-        if not any(loss.rows):
-            self.step += 1
-            return loss, 0.0
-        if not math.isfinite(float(loss.total.detach())):
-            raise self._not_finite(part)
-        loss.total.backward()
-        norm = self.descent.step(self._rate(self.step))
-        if not math.isfinite(norm):
-            raise self._not_finite(part)
-        self.step += 1
-        return loss, norm
+        steps = settings.ttt_steps
+        batch = None if packed is None else self.collate.finish(packed)
+        counts = torch.zeros(steps, dtype=torch.int64) if batch is None else normalisers(batch, settings.normaliser).cpu()
+        counts = ranks.sum(counts)
+        if batch is None:
+            loss = Loss(torch.zeros(()), [0.0] * steps, [0] * steps, [0] * steps)
+        else:
+            if settings.noise:
+                self._add_noise(batch.features, batch.names, packed)
+            loss = ttt_loss(self.draft, batch, settings.decay, getattr(torch, settings.precision), kind=settings.loss,
+                            normaliser=settings.normaliser, counts=counts, first_position=settings.first_position,
+                            window_moves=settings.window_moves)
+        figures = self._pooled(loss, 0 if packed is None else packed.answers, counts)
+        bad = not math.isfinite(figures[0].total)
+        if not bad and any(figures[0].rows):
+            if loss.total.requires_grad:
+                loss.total.backward()
+            ranks.sum_gradients(self.descent.parameters)
+            norm = self.descent.step(self._rate(self.place.step))
+            bad = not math.isfinite(norm)
+        else:
+            norm = 0.0
+        if bad:
+            self._not_finite(chosen)
+        self.place.step += 1
+        return figures[0], norm, figures[1]
+
+    def _pooled(self, loss: Loss, answers: int, counts: Tensor) -> tuple[Loss, int]:
+        """The figures of all processes, as plain numbers."""
+        steps = [0.0 if math.isnan(x) else x for x in loss.steps]
+        held = [float(loss.total.detach()), float(answers), *steps, *map(float, loss.rows), *map(float, loss.correct)]
+        total, answers_of_all, *rest = self.ranks.sum(torch.tensor(held, dtype=torch.float64)).tolist()
+        k = len(steps)
+        losses = [x if count else math.nan for x, count in zip(rest[:k], counts.tolist(), strict=True)]
+        pooled = Loss(torch.tensor(total, dtype=torch.float64), losses, [int(x) for x in rest[k : 2 * k]],
+                      [int(x) for x in rest[2 * k :]])
+        return pooled, int(answers_of_all)
+
+    def _add_noise(self, features: Tensor, names: tuple[str, ...], packed: Packed | None) -> None:
+        """By seed, step and sample alone, whatever batch the sample is in."""
+        settings = self.settings
+        assert packed is not None
+        for b, name in enumerate(names):
+            draw = torch.Generator().manual_seed(zlib.crc32(f"{settings.seed}:{self.place.step}:{name}".encode()))
+            shape = (int(packed.lengths[b]), *features.shape[2:])
+            if settings.noise_kind == "normal":
+                noise = torch.randn(shape, generator=draw)
+            else:
+                noise = 2 * torch.rand(shape, generator=draw) - 1
+            if self.scale is None:
+                noise *= self.rms
+            features[b, : shape[0]] += (noise * settings.noise).to(features.device, features.dtype)
 
     def _rate(self, step: int) -> float:
         settings = self.settings
-        if step < settings.warmup:
-            return settings.learning_rate * (step + 1) / settings.warmup
-        share = (step - settings.warmup) / max(self.total - settings.warmup, 1)
-        return settings.learning_rate * (settings.final_rate + (1 - settings.final_rate) * (1 + math.cos(math.pi * share)) / 2)
+        warmup = settings.warmup if settings.warmup_share is None else int(settings.warmup_share * self.total)
+        if step < warmup:
+            return settings.learning_rate * (step + 1) / warmup
+        share = (step - warmup) / max(self.total - warmup, 1)
+        fall = {"cosine": (1 + math.cos(math.pi * share)) / 2, "linear": 1 - share, "constant": 1.0}[settings.schedule]
+        return settings.learning_rate * (settings.final_rate + (1 - settings.final_rate) * fall)
 
-    def _not_finite(self, part: list[Example]) -> DraftscopeError:
-        for example in part:
-            bad = (~example.states.isfinite()).flatten(1).any(1).nonzero()
+    def _not_finite(self, chosen: list[int]) -> None:
+        """Raises DraftscopeError, in every process."""
+        told = ""
+        for example in self.corpus.load(chosen[self.ranks.rank :: self.ranks.world]):
+            bad = (~example.states.isfinite()).any(-1).nonzero()
             if len(bad):
-                return DraftscopeError(f"the states of token {int(bad[0])} are not finite", where=example.name,
-                                       remedy="Take the sample out, or extract it again")
-        return DraftscopeError(f"the loss is not finite at step {self.step}", where=", ".join(e.name for e in part),
-                               remedy="Try a lower learning rate")
+                token, entry = bad[0].tolist()
+                which = f"slot {entry}" if entry < example.states.shape[1] - 1 else "the last state"
+                told = told or f"{example.name}\0the states of token {token} are not finite ({which})"
+        weights = [name for name, p in self.draft.named_parameters() if not bool(p.isfinite().all())]
+        for found in self.ranks.all_names(told):
+            where, what = found.split("\0")
+            raise DraftscopeError(what, where=where,
+                                  remedy="Take the sample out, or extract it again. The state saved last is kept")
+        what = f"{weights[0]} is not finite" if weights else "a gradient or the loss itself overflowed"
+        raise DraftscopeError(f"the loss is not finite at step {self.place.step}: {what}",
+                              where=", ".join(self.corpus.name(i) for i in chosen[:8]),
+                              remedy="Try a lower learning rate. The state saved last is kept")
 
     def _evaluate(self, epoch: int) -> None:
         self.draft.eval()
-        figures = evaluate(self.draft, self.heldout, self.collate, self.settings.ttt_steps)
+        figures = evaluate(self.draft, self.heldout, self.collate, self.settings.ttt_steps, ranks=self.ranks)
         self.draft.train()
         self.history.append(figures)
-        self._record({"step": self.step, "epoch": epoch, "heldout": asdict(figures)})
-        if figures.length > self.best:
-            self.best = figures.length
+        place = self.place
+        if figures.figure > place.best:
+            place.best, place.stale = figures.figure, 0
             self._export(self.out / "best")
+        else:
+            place.stale += 1
+        place.stopped = 0 < self.watch.patience <= place.stale
+        self._record({"step": place.step, "epoch": epoch, "heldout": asdict(figures), "best": place.best, "stale": place.stale})
+
+    def exported(self) -> Draft:
+        """The draft for features as they come, on the CPU."""
+        made = folded(self.draft, self.scale).to("cpu")
+        assert made.embedding is not None
+        made.embedding = made.embedding.cpu()
+        return made
 
     def _export(self, folder: Path) -> None:
-        save_native(folder, folded(self.draft, self.scale), self.d2t, target_layers=self.parts.layers, extra=self.extra)
+        if self.ranks.first:
+            save_native(folder, self.exported(), self.d2t, target_layers=self.parts.layers, extra=self.extra)
 
     def _record(self, event: dict[str, Any]) -> None:
-        with (self.out / "log.jsonl").open("a") as f:
-            f.write(json.dumps(event) + "\n")
-        if self.on_event is not None:
-            self.on_event(event)
-
-    @property
-    def _state_file(self) -> Path:
-        return self.out / "training.safetensors"
+        if self.ranks.first:
+            self.folder.record(event)
+            if self.on_event is not None:
+                self.on_event(event)
 
     def save(self) -> None:
         """Weights, optimizer state and place in the run, replaced atomically."""
-        place = {"step": self.step, "best": self.best, "settings": asdict(self.settings), "data": self.identity,
-                 "config": self.draft.config.model_dump(mode="json")}
-        temporary = self._state_file.with_name(".training.part")
-        save_file(self.descent.tensors(), temporary, metadata={"draftscope": json.dumps(place)})
-        os.replace(temporary, self._state_file)
-
-    def _resume(self) -> None:
-        if not self._state_file.is_file():
-            (self.out / "log.jsonl").unlink(missing_ok=True)
-            return
-        where = str(self._state_file)
-        try:
-            with safe_open(self._state_file, "pt") as f:
-                place = json.loads((f.metadata() or {}).get("draftscope", "{}"))
-                tensors = {key: f.get_tensor(key) for key in f.keys()}  # noqa: SIM118 (not a dict)
-        except (SafetensorError, OSError, ValueError) as error:
-            raise DraftscopeError(f"not the state of a run: {error}", where=where, remedy="Train into another folder") from None
-        now = {"settings": asdict(self.settings), "data": self.identity, "config": self.draft.config.model_dump(mode="json")}
-        with suppress(ValidationError, TypeError):  # a run from before a switch was added has it at its default
-            place["config"] = DraftConfig(**place.get("config", {})).model_dump(mode="json")
-        for key, value in now.items():
-            if place.get(key) != value:
-                raise DraftscopeError(f"the folder holds a run over other {key}", where=where, remedy="Train into another folder")
-        self.descent.restore(tensors)
-        self.step, self.best = place["step"], place["best"]
-        self._trim_log()
-
-    def _trim_log(self) -> None:
-        """Drop what was logged after the state was saved: those steps are taken again."""
-        path = self.out / "log.jsonl"
-        if path.is_file():
-            lines = path.read_text().splitlines()
-            kept = [line for line in lines if line.endswith("}") and json.loads(line)["step"] <= self.step]
-            temporary = path.with_name(".log.part")
-            temporary.write_text("".join(line + "\n" for line in kept))
-            os.replace(temporary, path)
+        if self.ranks.first:
+            with undisturbed():
+                self.folder.save(self.descent.tensors())

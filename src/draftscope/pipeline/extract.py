@@ -86,7 +86,7 @@ def extract(
     wiring = wiring or Wiring.of(default_boundaries(target.layers))
     target.check_taps(wiring.slots)
     done = Extracted(folder)
-    chosen = list(_usable(conversations, max_length, keep_empty, target.parts.embedding.shape[0], done))
+    chosen = list(usable(conversations, max_length, keep_empty, target.parts.embedding.shape[0], done))
     if not chosen:
         reasons = "; ".join(f"{why} ({count})" for why, count in list(done.reasons().items())[:3]) or "there are none"
         raise DraftscopeError(f"no conversation can be used: {reasons}", where=origin)
@@ -113,7 +113,7 @@ def extract(
                               remedy="Take fewer conversations, a smaller --max-length, or another disk")
     for group in _groups(pending, batch_tokens):
         names = tuple(metadata["labels"])
-        for item, states in zip(group, _states(target, group, wiring), strict=True):
+        for item, states in zip(group, states_of(target, group, wiring), strict=True):
             sample = Sample(_name(item.index), item.token_ids, states.to(dtype), item.loss_mask, names, item.index)
             write_sample(folder / _name(item.index), sample, metadata)
             done.written += 1
@@ -123,7 +123,7 @@ def extract(
     return done
 
 
-def _usable(
+def usable(
     conversations: Iterable[Conversation | Unusable], max_length: int, keep_empty: bool, vocab: int, done: Extracted,
 ) -> Iterator[Conversation]:
     for item in conversations:
@@ -153,7 +153,7 @@ def _groups(pending: list[Conversation], tokens: int) -> Iterator[list[Conversat
             yield [by_name[name] for name, _ in group]
 
 
-def _states(target: Target, group: list[Conversation], wiring: Wiring) -> Iterator[Tensor]:
+def states_of(target: Target, group: list[Conversation], wiring: Wiring) -> Iterator[Tensor]:
     """Slots, then the last state before the final norm: [T, L, Ht] of each conversation."""
     ids = torch.nn.utils.rnn.pad_sequence([item.token_ids.long() for item in group], batch_first=True)
     counts = torch.tensor([len(item.token_ids) for item in group])
