@@ -185,6 +185,22 @@ def test_closed_pipe_is_quiet(probe: Path) -> None:
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
 
 
+@pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="no device that is always full")
+@pytest.mark.parametrize("arguments", [["flood"], ["nothing"], ["nothing", "--json", "-"], ["nothing", "--json", "/dev/full"]])
+def test_a_full_disk_is_told_and_is_no_success(arguments: list[str], probe: Path) -> None:
+    with open("/dev/full", "wb") as full:
+        done = in_process(probe, "probe", *arguments, stdout=full)
+    assert done.returncode == 3 and "cannot be written: No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr and "internal error" not in done.stderr
+
+
+@pytest.mark.parametrize("stream", [1, 2])
+def test_a_stream_that_was_closed_before_the_start_is_no_fault(stream: int, probe: Path) -> None:
+    out = probe / "o.json"
+    done = in_process(probe, "probe", "nothing", "--json", str(out), preexec_fn=lambda: os.close(stream))
+    assert (done.returncode, json.loads(out.read_text())) == (0, {"next": [], "value": None})
+
+
 def test_colour_and_progress_only_on_a_terminal(probe: Path) -> None:
     piped = in_process(probe, "probe", "nothing", env={"FORCE_COLOR": ""})
     assert "\x1b" not in piped.stdout + piped.stderr

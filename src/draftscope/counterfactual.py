@@ -18,7 +18,7 @@ from draftscope.eagle3.replay import Replay, compare, replay
 from draftscope.errors import DraftscopeError, UsageError
 from draftscope.states.opening import open_source
 from draftscope.states.places import Place, place
-from draftscope.states.types import Sample, Source, Trace, from_sample, from_trace
+from draftscope.states.types import Sample, Source, Trace, claimed_depth, from_sample, from_trace
 from draftscope.states.types import Sequence as Rows
 from draftscope.target.parts import TargetParts, read_parts
 
@@ -122,7 +122,7 @@ def counterfactuals(
     edits = [Edits(), *(Edits.parse([line]) for line in sets)]
     parts = None if target is None else read_parts(place(target))
     source = open_source(place(states), format, skip_bad=skip_bad)
-    depth = k or _claimed_k(source)
+    depth = k or claimed_depth(source.meta) or DEFAULT_K
     result = Replays(schema="draftscope.replay/1", states=str(place(states)), k=depth)
     done: list[tuple[ReplayRung, Replay]] = []
     chosen = readout
@@ -157,11 +157,6 @@ def counterfactuals(
     result.rungs = [rung for rung, _ in done]
     result.notes += _remarks(source, done[0][1], chosen, parts)
     return result
-
-
-def _claimed_k(source: Source) -> int:
-    claimed = source.meta.get("num_spec_tokens")
-    return claimed if isinstance(claimed, int) and claimed > 0 else DEFAULT_K
 
 
 def _sequences(source: Source, checkpoint: Checkpoint, max_tokens: int | None) -> Iterator[Rows]:

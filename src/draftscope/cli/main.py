@@ -6,6 +6,7 @@ with a function `command`, or a Typer named `app` where it has commands of its o
 
 from __future__ import annotations
 
+import errno
 import importlib
 import importlib.util
 import os
@@ -23,6 +24,8 @@ from draftscope.errors import DraftscopeError
 
 FOUND, USAGE, UNREADABLE, INTERNAL, UNDECIDED = 1, 2, 3, 4, 5
 INTERRUPTED, CLOSED_PIPE = 130, 141
+UNWRITTEN = frozenset({errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO})
+"""What a write to an open stream fails with, for which nobody but the disk is to blame."""
 
 
 class Entry(NamedTuple):
@@ -160,6 +163,9 @@ def _run(arguments: list[str], debug: bool) -> int:
     except DraftscopeError as error:
         return _refused(error, debug)
     except OSError as error:
+        if error.filename is None and error.errno in UNWRITTEN:
+            _silence_stdout()
+            return _refused(DraftscopeError(f"the output cannot be written: {error.strerror}"), debug)
         if error.filename is None:
             return _internal(error, debug)
         return _refused(DraftscopeError(error.strerror or "cannot be read", where=os.fsdecode(error.filename)), debug)
@@ -168,6 +174,9 @@ def _run(arguments: list[str], debug: bool) -> int:
 
 
 def main() -> NoReturn:
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed before the start
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 (open to the end)
     sys.exit(run(sys.argv[1:]))
 
 

@@ -14,7 +14,7 @@ from draftscope.eagle3.checkpoint import Checkpoint, load_checkpoint
 from draftscope.errors import DraftscopeError, UsageError
 from draftscope.states.opening import Kind, format_kind, open_source
 from draftscope.states.places import Place, Remote
-from draftscope.states.types import Sample, Sequence, Source, Trace, from_sample, from_trace
+from draftscope.states.types import Sample, Sequence, Source, Trace, claimed_depth, from_sample, from_trace
 from draftscope.target.model import Target, load_target
 from draftscope.target.parts import TargetParts, read_parts
 
@@ -144,8 +144,7 @@ def open_case(inputs: Inputs, report: Callable[[str], None] = lambda _: None) ->
         if slots is None and case.train is not None and case.train.sequences:
             slots = int(case.train.sequences[0].features.shape[1])
         case.serve = _select(inputs.serve, "traces", inputs, slots, width)
-    claimed = None if case.serve is None else case.serve.meta.get("num_spec_tokens")
-    case.k = inputs.k or (claimed if isinstance(claimed, int) and 0 < claimed <= 16 else 3)
+    case.k = inputs.k or (None if case.serve is None else claimed_depth(case.serve.meta)) or 3
     return case
 
 

@@ -6,7 +6,7 @@ replay work on a `Sequence`, which either turns into.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -86,6 +86,16 @@ class Trace:
     meta: dict[str, Any] = field(default_factory=dict)
 
 
+DEEPEST_DRAFT = 16
+"""Drafted tokens of one step that a replay takes; what a capture claims beyond is no chain of an EAGLE-3 draft."""
+
+
+def claimed_depth(meta: Mapping[str, Any]) -> int | None:
+    """K as the metadata claim it (`num_spec_tokens`); None where they claim nothing that could be one."""
+    claimed = meta.get("num_spec_tokens")
+    return claimed if type(claimed) is int and 0 < claimed <= DEEPEST_DRAFT else None
+
+
 @dataclass(slots=True)
 class Steps:
     """Verify steps of one sequence, chains only.
@@ -95,7 +105,7 @@ class Steps:
         drafted: [N, K] int64 target ids, -1 padded; None = not recorded.
         accepted: [N] int64, as the engine counted.
         states: [N, K, H] or None, the draft's states before its final norm.
-        left_out: steps of the request that could not be placed.
+        left_out: steps of the request that could not be placed, or have no count that could be one.
     """
 
     start: Tensor
@@ -185,7 +195,7 @@ def _place_steps(trace: Trace, kept: Tensor) -> Steps | None:
     starts, chosen = [], []
     for number in range(len(trace.accepted_counts)):
         own = (step_of_kept == number).nonzero().squeeze(-1)
-        if len(own) and int(own[0]) > 0:
+        if len(own) and int(own[0]) > 0 and int(trace.accepted_counts[number]) >= 0:
             starts.append(int(own[0]) - 1)
             chosen.append(number)
     index = torch.tensor(chosen, dtype=torch.int64)
