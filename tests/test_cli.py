@@ -45,6 +45,12 @@ def command(
     if does == "interrupt":
         keep("12 of 40 samples are in out/; run it again to go on")
         os.kill(os.getpid(), signal.SIGINT)
+    if does == "cut":
+        import torch
+        Path("mapped").write_bytes(bytes(2**20))
+        seen = torch.from_file("mapped", shared=True, size=2**20, dtype=torch.uint8)
+        os.truncate("mapped", 4096)
+        seen.sum()
     if does == "flood":
         for i in range(100000): ui.print(f"line {i}")
     with ui.progress("counting", total=3, unit="rows") as advance:
@@ -199,6 +205,14 @@ def test_a_stream_that_was_closed_before_the_start_is_no_fault(stream: int, prob
     out = probe / "o.json"
     done = in_process(probe, "probe", "nothing", "--json", str(out), preexec_fn=lambda: os.close(stream))
     assert (done.returncode, json.loads(out.read_text())) == (0, {"next": [], "value": None})
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="pages of a cut file are told on Linux")
+def test_a_file_cut_while_it_is_read_is_an_error_that_names_it(probe: Path) -> None:
+    done = in_process(probe, "probe", "cut", "--json", "o.json")
+    said = f"{probe / 'mapped'}: was cut short while it was read. Run it again when its writer is done"
+    assert (done.returncode, done.stderr) == (3, f"draftscope: {said}\n")
+    assert json.loads((probe / "o.json").read_text())["next"] == [said]
 
 
 def test_colour_and_progress_only_on_a_terminal(probe: Path) -> None:

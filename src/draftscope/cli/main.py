@@ -177,7 +177,18 @@ def main() -> NoReturn:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed before the start
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 (open to the end)
+    from draftscope.cli import lostpages
+
+    lostpages.watch(_pages_lost)
     sys.exit(run(sys.argv[1:]))
+
+
+def _pages_lost(path: str) -> int:
+    code = _refused(DraftscopeError("was cut short while it was read", where=path or "a file",
+                                    remedy="Run it again when its writer is done"), debug=False)
+    if sys.stdout is not None:
+        sys.stdout.flush()
+    return code
 
 
 def _take_debug(arguments: list[str]) -> tuple[list[str], bool]:
