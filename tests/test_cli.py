@@ -45,6 +45,13 @@ def command(
     if does == "interrupt":
         keep("12 of 40 samples are in out/; run it again to go on")
         os.kill(os.getpid(), signal.SIGINT)
+    if does.startswith("SIG"):
+        with open("half", "w"):
+            try:
+                os.kill(os.getpid(), getattr(signal, does))
+                for _ in range(10**6): pass
+            finally:
+                os.unlink("half")
     if does == "cut":
         import torch
         Path("mapped").write_bytes(bytes(2**20))
@@ -181,6 +188,14 @@ def test_interrupt_says_what_was_kept(probe: Path) -> None:
     done = in_process(probe, "probe", "interrupt")
     assert done.returncode == 130
     assert done.stderr == "draftscope: interrupted; 12 of 40 samples are in out/; run it again to go on\n"
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_being_stopped_is_like_an_interrupt(name: str, probe: Path) -> None:
+    done = in_process(probe, "probe", name)
+    assert done.returncode == 128 + getattr(signal, name)
+    assert done.stderr == "draftscope: interrupted; files already complete are kept\n"
+    assert not (probe / "half").exists()
 
 
 def test_closed_pipe_is_quiet(probe: Path) -> None:

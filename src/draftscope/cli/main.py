@@ -10,6 +10,7 @@ import errno
 import importlib
 import importlib.util
 import os
+import signal
 import sys
 import traceback
 import warnings
@@ -60,6 +61,18 @@ EPILOG = (
     "Exit codes: 0 clean or done, 1 a cause was found, 2 usage, 3 input that cannot be read or contradicts itself, "
     "4 internal error (--debug shows where), 5 undecided."
 )
+
+
+class Stopped(KeyboardInterrupt):
+    """SIGTERM or SIGHUP: what Ctrl-C leaves behind, and cleans up, so do they."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.exit_code = 128 + number
+
+
+def _stop(number: int, _: object) -> NoReturn:
+    raise Stopped(number)
 
 
 def available() -> dict[str, Entry]:
@@ -154,9 +167,9 @@ def _run(arguments: list[str], debug: bool) -> int:
     except typer.TyperException as error:
         error.show() if hasattr(error, "show") else _say(str(error))
         return USAGE
-    except (KeyboardInterrupt, typer.Abort):
+    except (KeyboardInterrupt, typer.Abort) as error:
         _say(f"interrupted; {common.kept()}")
-        return INTERRUPTED
+        return error.exit_code if isinstance(error, Stopped) else INTERRUPTED
     except BrokenPipeError:
         _silence_stdout()
         return CLOSED_PIPE
@@ -180,6 +193,9 @@ def main() -> NoReturn:
     from draftscope.cli import lostpages
 
     lostpages.watch(_pages_lost)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:  # `nohup` has it ignored
+            signal.signal(number, _stop)
     sys.exit(run(sys.argv[1:]))
 
 
