@@ -45,6 +45,19 @@ def command(
     if does == "interrupt":
         keep("12 of 40 samples are in out/; run it again to go on")
         os.kill(os.getpid(), signal.SIGINT)
+    if does.startswith("SIG"):
+        with open("half", "w"):
+            try:
+                os.kill(os.getpid(), getattr(signal, does))
+                for _ in range(10**6): pass
+            finally:
+                os.unlink("half")
+    if does == "cut":
+        import torch
+        Path("mapped").write_bytes(bytes(2**20))
+        seen = torch.from_file("mapped", shared=True, size=2**20, dtype=torch.uint8)
+        os.truncate("mapped", 4096)
+        seen.sum()
     if does == "flood":
         for i in range(100000): ui.print(f"line {i}")
     with ui.progress("counting", total=3, unit="rows") as advance:
@@ -177,12 +190,44 @@ def test_interrupt_says_what_was_kept(probe: Path) -> None:
     assert done.stderr == "draftscope: interrupted; 12 of 40 samples are in out/; run it again to go on\n"
 
 
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_being_stopped_is_like_an_interrupt(name: str, probe: Path) -> None:
+    done = in_process(probe, "probe", name)
+    assert done.returncode == 128 + getattr(signal, name)
+    assert done.stderr == "draftscope: interrupted; files already complete are kept\n"
+    assert not (probe / "half").exists()
+
+
 def test_closed_pipe_is_quiet(probe: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "wb") as out:
         done = in_process(probe, "probe", "flood", stdout=out)
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="no device that is always full")
+@pytest.mark.parametrize("arguments", [["flood"], ["nothing"], ["nothing", "--json", "-"], ["nothing", "--json", "/dev/full"]])
+def test_a_full_disk_is_told_and_is_no_success(arguments: list[str], probe: Path) -> None:
+    with open("/dev/full", "wb") as full:
+        done = in_process(probe, "probe", *arguments, stdout=full)
+    assert done.returncode == 3 and "cannot be written: No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr and "internal error" not in done.stderr
+
+
+@pytest.mark.parametrize("stream", [1, 2])
+def test_a_stream_that_was_closed_before_the_start_is_no_fault(stream: int, probe: Path) -> None:
+    out = probe / "o.json"
+    done = in_process(probe, "probe", "nothing", "--json", str(out), preexec_fn=lambda: os.close(stream))
+    assert (done.returncode, json.loads(out.read_text())) == (0, {"next": [], "value": None})
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="pages of a cut file are told on Linux")
+def test_a_file_cut_while_it_is_read_is_an_error_that_names_it(probe: Path) -> None:
+    done = in_process(probe, "probe", "cut", "--json", "o.json")
+    said = f"{probe / 'mapped'}: was cut short while it was read. Run it again when its writer is done"
+    assert (done.returncode, done.stderr) == (3, f"draftscope: {said}\n")
+    assert json.loads((probe / "o.json").read_text())["next"] == [said]
 
 
 def test_colour_and_progress_only_on_a_terminal(probe: Path) -> None:

@@ -155,11 +155,15 @@ def setup(
         refusal: what to write to `json` where the command ends with an error of the user's input; its argument is the error.
 
     Raises:
-        UsageError: an output that could not be written, told before the work rather than after it.
+        UsageError: an output that could not be written, or that would overwrite what is no earlier result, told before the work.
     """
     global _current
-    for target in ([json] if json not in (None, "-") else []) + ([str(html)] if html is not None else []):
-        check_writable(Path(str(target)))
+    if json not in (None, "-"):
+        check_writable(Path(str(json)))
+        check_own(Path(str(json)), lambda start: b'"schema": "draftscope.' in start)
+    if html is not None:
+        check_writable(html)
+        check_own(html, lambda start: start.startswith(b"<!doctype html>"))
     if json not in (None, "-") and html is not None and Path(str(json)).absolute() == html.absolute():
         raise UsageError("--json and --html name the same file", where=str(html))
     for name in ("transformers", "huggingface_hub", "accelerate", "gguf"):
@@ -274,6 +278,24 @@ def _mode(path: Path) -> int:
     mask = os.umask(0)
     os.umask(mask)
     return 0o666 & ~mask
+
+
+def check_own(path: Path, is_own: Callable[[bytes], bool]) -> None:
+    """Raise UsageError where an output would overwrite a file that holds anything but an earlier result: it may be an input.
+
+    Args:
+        is_own: whether a file that starts with these bytes (some kilobytes) is one.
+    """
+    if not path.is_file():
+        return
+    try:
+        with path.open("rb") as file:
+            start = file.read(4096)
+    except OSError as error:
+        raise UsageError(f"may not be read ({error.strerror}), so it is not overwritten", where=str(path)) from error
+    if start and not is_own(start):
+        raise UsageError("holds something that is no earlier result of this option: it is not overwritten", where=str(path),
+                         remedy="Name another file, or remove this one")
 
 
 def check_writable(path: Path) -> None:

@@ -6,9 +6,11 @@ with a function `command`, or a Typer named `app` where it has commands of its o
 
 from __future__ import annotations
 
+import errno
 import importlib
 import importlib.util
 import os
+import signal
 import sys
 import traceback
 import warnings
@@ -23,6 +25,8 @@ from draftscope.errors import DraftscopeError
 
 FOUND, USAGE, UNREADABLE, INTERNAL, UNDECIDED = 1, 2, 3, 4, 5
 INTERRUPTED, CLOSED_PIPE = 130, 141
+UNWRITTEN = frozenset({errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO})
+"""What a write to an open stream fails with, for which nobody but the disk is to blame."""
 
 
 class Entry(NamedTuple):
@@ -57,6 +61,18 @@ EPILOG = (
     "Exit codes: 0 clean or done, 1 a cause was found, 2 usage, 3 input that cannot be read or contradicts itself, "
     "4 internal error (--debug shows where), 5 undecided."
 )
+
+
+class Stopped(KeyboardInterrupt):
+    """SIGTERM or SIGHUP: what Ctrl-C leaves behind, and cleans up, so do they."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.exit_code = 128 + number
+
+
+def _stop(number: int, _: object) -> NoReturn:
+    raise Stopped(number)
 
 
 def available() -> dict[str, Entry]:
@@ -151,15 +167,18 @@ def _run(arguments: list[str], debug: bool) -> int:
     except typer.TyperException as error:
         error.show() if hasattr(error, "show") else _say(str(error))
         return USAGE
-    except (KeyboardInterrupt, typer.Abort):
+    except (KeyboardInterrupt, typer.Abort) as error:
         _say(f"interrupted; {common.kept()}")
-        return INTERRUPTED
+        return error.exit_code if isinstance(error, Stopped) else INTERRUPTED
     except BrokenPipeError:
         _silence_stdout()
         return CLOSED_PIPE
     except DraftscopeError as error:
         return _refused(error, debug)
     except OSError as error:
+        if error.filename is None and error.errno in UNWRITTEN:
+            _silence_stdout()
+            return _refused(DraftscopeError(f"the output cannot be written: {error.strerror}"), debug)
         if error.filename is None:
             return _internal(error, debug)
         return _refused(DraftscopeError(error.strerror or "cannot be read", where=os.fsdecode(error.filename)), debug)
@@ -168,7 +187,24 @@ def _run(arguments: list[str], debug: bool) -> int:
 
 
 def main() -> NoReturn:
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed before the start
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 (open to the end)
+    from draftscope.cli import lostpages
+
+    lostpages.watch(_pages_lost)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:  # `nohup` has it ignored
+            signal.signal(number, _stop)
     sys.exit(run(sys.argv[1:]))
+
+
+def _pages_lost(path: str) -> int:
+    code = _refused(DraftscopeError("was cut short while it was read", where=path or "a file",
+                                    remedy="Run it again when its writer is done"), debug=False)
+    if sys.stdout is not None:
+        sys.stdout.flush()
+    return code
 
 
 def _take_debug(arguments: list[str]) -> tuple[list[str], bool]:

@@ -7,7 +7,16 @@ from typing import Annotated
 
 import typer
 
-from draftscope.cli.common import FormatOption, JsonOption, QuietOption, SkipBadOption, ThreadsOption, check_writable, setup
+from draftscope.cli.common import (
+    FormatOption,
+    JsonOption,
+    QuietOption,
+    SkipBadOption,
+    ThreadsOption,
+    check_own,
+    check_writable,
+    setup,
+)
 from draftscope.cli.elsewhere import MemoryOption, OnOption, PythonOption, host_of
 from draftscope.errors import UsageError
 
@@ -35,14 +44,15 @@ def command(
 ) -> int:
     """Write the mergeable statistics of SOURCE to a file, or merge such files (`draftscope scan merge F1 F2 -o F`)."""
     ui = setup(quiet, threads, json=json)
-    check_writable(out)
     from draftscope.compare.statistics import side_of
     from draftscope.report.comparison import fingerprint_story
-    from draftscope.scan.fingerprint import load_fingerprint
+    from draftscope.scan.fingerprint import is_fingerprint, load_fingerprint
     from draftscope.scan.scan import scan
     from draftscope.states.opening import open_source
     from draftscope.states.places import place
 
+    check_writable(out)
+    check_own(out, lambda start: is_fingerprint(out))
     if sources[0] == "merge":
         if len(sources) < 3:
             raise UsageError("nothing to merge", remedy="Name two fingerprints or more")

@@ -159,7 +159,7 @@ def open_case(inputs: Inputs, report: Callable[[str], None] = lambda _: None) ->
     if inputs.sweep is not None:
         _take_sweep(case, inputs.sweep)
     claimed = None if case.serve is None else claimed_depth(case.serve.meta)
-    case.k = inputs.k or (claimed if claimed is not None and claimed <= 16 else 3)
+    case.k = inputs.k or claimed or 3
     if inputs.k is None and case.serve is not None:
         case.tree = tree_of(case.serve.meta)
         if case.tree is not None:

@@ -22,6 +22,8 @@ from draftscope.errors import UsageError
 
 MOST = 1024
 """Beyond it nothing that a file claims of a tree is taken for a shape."""
+DEEPEST = 16
+"""Drafted tokens of one step that a replay takes; what a capture claims beyond is no chain of an EAGLE-3 draft."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,8 +219,9 @@ def claimed(meta: Mapping[str, Any]) -> TreeShape | None:
 
 
 def claimed_depth(meta: Mapping[str, Any]) -> int | None:
-    """Tokens that a step can accept as a capture says: the depth of its trees, else its chains' length."""
+    """Tokens that a step can accept as a capture says: the depth of its trees, else its chains' length; None = no claim, or
+    one that could not be."""
     tree, told = claimed(meta), meta.get("num_spec_tokens")
     if tree is not None:
         return tree.steps
-    return told if isinstance(told, int) and not isinstance(told, bool) and told > 0 else None
+    return told if type(told) is int and 0 < told <= DEEPEST else None

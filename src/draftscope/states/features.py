@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from draftscope.states.dtypes import common, is_floats
 from draftscope.states.errors import StatesError
 from draftscope.states.mapped import fill, room
 from draftscope.states.places import Place
@@ -60,7 +61,7 @@ def read_pair(held: Mapping[str, Any], layout: Layout, where: str, notes: list[s
     length, width = narrow.shape
     slots = wide.shape[1] // width
     notes.append(f"`{wide_name}` of {wide.shape[1]} columns split into {slots} slots of {width}, the width of `{narrow_name}`")
-    dtype = torch.promote_types(wide.dtype, narrow.dtype) if wide.dtype != narrow.dtype else wide.dtype
+    dtype = common([wide.dtype, narrow.dtype])
     if wide.dtype != narrow.dtype:
         notes.append(f"`{wide_name}` is {_short(wide.dtype)}, `{narrow_name}` {_short(narrow.dtype)}: widened to {_short(dtype)}")
     kept = length if rows is None else min(rows, length)
@@ -103,7 +104,7 @@ def pair_names(held: Mapping[str, Any], layout: Layout, where: str) -> tuple[str
 
 def _width(held: Mapping[str, Any], key: str, where: str) -> int:
     value = held[key]
-    if not isinstance(value, Tensor) or not value.dtype.is_floating_point or value.dim() not in (2, 3) or 0 in value.shape:
+    if not isinstance(value, Tensor) or not is_floats(value.dtype) or value.dim() not in (2, 3) or 0 in value.shape:
         tensor = isinstance(value, Tensor)
         what = f"a {_short(value.dtype)} of {list(value.shape)}" if tensor else f"of type {type(value).__name__}"
         raise StatesError(f"is {what} where floating [tokens, width] is expected", where=f"{where}, {key}")

@@ -10,6 +10,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 from draftscope.errors import DraftscopeError
 from draftscope.states.errors import StatesError
 from draftscope.states.places import Place, Unreachable, listing
+from draftscope.states.scales import widened
 from draftscope.states.types import Sample, Skipped, Trace
 
 Item = TypeVar("Item", Sample, Trace)
@@ -185,6 +186,9 @@ class FileSource(Generic[Item]):
         file = self.files[position]
         notes: list[str] = []
         held = self._read(file, notes)
+        for item in held if isinstance(held, list) else [held]:
+            if not isinstance(item, Skipped):
+                widened(item, notes.append)
         for note in notes:
             if note not in self.notes and len(self.notes) < NOTES:
                 self.notes.append(note)

@@ -13,6 +13,8 @@ from math import prod
 import torch
 from torch import Tensor
 
+from draftscope.states.dtypes import common
+
 LARGE = 64 * 2**20
 """Bytes from which on a tensor is worth the trouble."""
 PIECE = 32 * 2**20
@@ -52,9 +54,7 @@ def fill(target: Tensor, parts: Sequence[tuple[int | slice, Tensor]]) -> None:
 
 def stacked(parts: Sequence[Tensor]) -> Tensor:
     """`torch.stack(parts, 1)` of [T, H] each, widened to their common dtype."""
-    dtype = parts[0].dtype
-    for part in parts[1:]:
-        dtype = torch.promote_types(dtype, part.dtype)
+    dtype = common([part.dtype for part in parts])
     target = room((len(parts[0]), len(parts), *parts[0].shape[1:]), dtype)
     fill(target, list(enumerate(parts)))
     return target

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from draftscope.errors import UsageError
+from draftscope.states.dtypes import common
 from draftscope.states.errors import StatesError
 from draftscope.states.types import Trace
 
@@ -104,7 +105,9 @@ def forward_of(ids: Tensor, positions: Tensor, streams: Mapping[int, Tensor], wa
                               cause="rows", where=where)
     if positions.dim() != 1 or len(positions) < rows or rows == 0:
         raise StatesError(f"has positions {list(positions.shape)} for {rows} tokens", cause="rows", where=where)
-    return Forward(ids.to(torch.int64), positions[:rows].to(torch.int64), torch.stack([stream[:rows] for stream in held], 1),
+    dtype = common([stream.dtype for stream in held])
+    states = torch.stack([stream[:rows].to(dtype) for stream in held], 1)
+    return Forward(ids.to(torch.int64), positions[:rows].to(torch.int64), states,
                    None if last is None else last[:rows], lengths, requests, where)
 
 
@@ -112,7 +115,12 @@ def stitch(passes: Iterable[Forward], notes: list[str]) -> list[Trace]:
     """Requests in the order in which they began; what could not be told apart is left out, and noted."""
     requests: list[_Request] = []
     lost = trees = 0
+    first: Forward | None = None
     for one in passes:
+        first = first or one
+        if one.states.shape[1:] != first.states.shape[1:]:
+            notes.append(f"passes with other layers or widths than the first are left out, {one.name} first")
+            continue
         runs, bad = _runs(one)
         trees += bad
         live = [request for request in requests if not request.closed]

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from draftscope.errors import DraftscopeError
+from draftscope.states.dtypes import common
 from draftscope.states.places import Place
 from draftscope.states.types import Trace
 
@@ -44,7 +45,7 @@ class Prefixes:
         if trace.prefix_token_ids is None or not len(trace.prefix_token_ids):
             return trace
         rows = len(trace.prefix_token_ids)
-        donor = self._donor(trace.prefix_token_ids)
+        donor = self._donor(trace.prefix_token_ids, trace.fc_input.shape[1])
         if donor is None:
             notes.append(f"{trace.name}: its first {rows} rows were in the server's prefix cache and are in no other file, so a "
                          "replay of it lacks them (serve with prefix caching off)")
@@ -52,8 +53,8 @@ class Prefixes:
         notes.append(f"{trace.name}: its first {rows} rows, cached by the server, are those of {donor.name}")
         return _prepended(trace, donor, rows)
 
-    def _donor(self, wanted: Tensor) -> Trace | None:
-        """Another file's trace that has rows of all these tokens, from position 0 on."""
+    def _donor(self, wanted: Tensor, width: int) -> Trace | None:
+        """Another file's trace that has rows of this width for all these tokens, from position 0 on."""
         rows = len(wanted)
         for file in self._files:
             known = self._of(file)
@@ -61,10 +62,12 @@ class Prefixes:
                 continue
             if torch.equal(known.token_ids[:rows], wanted):
                 trace = self._read(file)
+                if trace.fc_input.shape[1] != width:
+                    continue
                 if not known.missing:
                     return trace
                 # It was itself given a part, a shorter one.
-                first = self._donor(known.token_ids[: known.missing])
+                first = self._donor(known.token_ids[: known.missing], width)
                 if first is not None:
                     return _prepended(trace, first, known.missing)
         return None
@@ -84,7 +87,7 @@ class Prefixes:
 def _prepended(trace: Trace, donor: Trace, rows: int) -> Trace:
     kept = donor.accepted.nonzero().squeeze(-1)[:rows]
     whole = Trace(
-        name=trace.name, fc_input=torch.cat([donor.fc_input[kept], trace.fc_input]),
+        name=trace.name, fc_input=_joined(donor.fc_input[kept], trace.fc_input),
         token_ids=torch.cat([donor.token_ids[kept], trace.token_ids]),
         accepted=torch.cat([torch.ones(rows, dtype=torch.bool), trace.accepted]),
         phase=None if trace.phase is None else torch.cat([torch.zeros(rows, dtype=torch.uint8), trace.phase]),
@@ -94,8 +97,13 @@ def _prepended(trace: Trace, donor: Trace, rows: int) -> Trace:
     )
     for name in OPTIONAL:
         theirs, own = getattr(donor, name), getattr(trace, name)
-        if theirs is not None and own is not None:
-            setattr(whole, name, torch.cat([theirs[kept], own]))
+        if theirs is not None and own is not None and theirs.shape[1:] == own.shape[1:]:
+            setattr(whole, name, _joined(theirs[kept], own))
     if whole.verified_ids is not None:
         whole.verified_ids[:rows] = -1
     return whole
+
+
+def _joined(first: Tensor, then: Tensor) -> Tensor:
+    dtype = common([first.dtype, then.dtype])
+    return torch.cat([first.to(dtype), then.to(dtype)])

@@ -8,14 +8,17 @@ float8_e4m3fn [T, L, H] and `hidden_states_scales` float32 [T, 1, 1], one scale 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
+from draftscope.states.dtypes import NARROW, WIDE
+from draftscope.states.mapped import pieces, release, room
 from draftscope.states.tensorfile import TensorFile
+from draftscope.states.types import Sample, Trace
 
 SCALES = "hidden_states_scales"
-EIGHT_BITS = frozenset(getattr(torch, name) for name in ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
-                       if hasattr(torch, name))
 
 
 def rescaled(opened: TensorFile, states: Tensor, notes: list[str]) -> Tensor:
@@ -24,7 +27,7 @@ def rescaled(opened: TensorFile, states: Tensor, notes: list[str]) -> Tensor:
     Raises:
         DraftscopeError: scales that are no finite floats, or fit neither tokens nor entries.
     """
-    if states.dtype not in EIGHT_BITS:
+    if states.dtype not in NARROW:
         if opened.has(SCALES):
             notes.append(f"`{SCALES}` beside states of {str(states.dtype).removeprefix('torch.')}: passed over")
         return states
@@ -42,3 +45,25 @@ def rescaled(opened: TensorFile, states: Tensor, notes: list[str]) -> Tensor:
                           "rows" if full[0] != tokens else "layout")
     notes.append(f"states of {str(states.dtype).removeprefix('torch.')} times `{SCALES}`, in bfloat16 as speculators does")
     return states.to(torch.bfloat16) * scales.reshape(full)
+
+
+def widened(item: Sample | Trace, note: Callable[[str], None]) -> None:
+    """Take an item's eight-bit states to bfloat16, in place: hardly any arithmetic takes them as they are. `note` is told."""
+    names = ("states", "other_last") if isinstance(item, Sample) else ("fc_input", "last_hidden", "fc_output", "draft_states")
+    for name in names:
+        stored: Tensor | None = getattr(item, name)
+        if stored is not None and stored.dtype in NARROW:
+            setattr(item, name, _widened(stored))
+            note(f"states of {str(stored.dtype).removeprefix('torch.')} are widened to bfloat16, exactly")
+
+
+def _widened(stored: Tensor) -> Tensor:
+    target = room(stored.shape, WIDE)
+    at = 0
+    for piece in pieces(stored):
+        into = target[at : at + len(piece)]
+        into.copy_(piece)
+        at += len(piece)
+        release(piece, whole=stored)
+        release(into, whole=target)
+    return target

@@ -17,6 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from draftscope.errors import DraftscopeError
+from draftscope.states.dtypes import is_floats
 from draftscope.states.errors import StatesError
 from draftscope.states.folder import FileSource, first_fit, list_files, natural
 from draftscope.states.passes import BUDGET, Forward, chosen_boundaries, forward_of, stitch
@@ -146,7 +147,7 @@ def _ending(held: dict[str, Any], name: str) -> Tensor | None:
 
 
 def _is_state(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.dim() == 2 and value.dtype.is_floating_point and owns_its_data(value)
+    return isinstance(value, Tensor) and value.dim() == 2 and is_floats(value.dtype) and owns_its_data(value)
 
 
 def _second(value: Any) -> Tensor | None:

@@ -17,6 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from draftscope.errors import DraftscopeError
+from draftscope.states.dtypes import is_floats
 from draftscope.states.errors import StatesError
 from draftscope.states.folder import FileSource, first_fit, list_files, natural
 from draftscope.states.passes import BUDGET, Forward, chosen_boundaries, forward_of, stitch
@@ -162,7 +163,7 @@ def _add(one: _Pass, file: Place, tags: dict[str, str]) -> None:
         if not isinstance(value, Tensor) or (value.dim() == 1 and not value.dtype.is_floating_point):
             one.core[name] = value
         return
-    if not isinstance(value, Tensor) or value.dim() != 2 or not value.dtype.is_floating_point:
+    if not isinstance(value, Tensor) or value.dim() != 2 or not is_floats(value.dtype):
         return
     if found := STREAM.fullmatch(name):
         one.streams[int(found.group(1))] = value

@@ -129,7 +129,7 @@ def _prompt(response: dict[str, Any], meta: dict[str, Any]) -> list[int] | None:
 
 
 def _ids(value: Any) -> list[int] | None:
-    good = isinstance(value, list) and value and all(isinstance(i, int) and abs(i) < 2**62 for i in value)
+    good = isinstance(value, list) and value and all(type(i) is int and abs(i) < 2**62 for i in value)
     return value if good else None
 
 
@@ -145,6 +145,8 @@ def _responses(file: Place) -> Iterator[tuple[Any, list[Tensor]]]:
 
     The states are read out of the text row by row; only the rest is parsed as JSON.
     """
+    if not file.is_file():
+        raise StatesError("is not a file" if file.exists() else "does not exist", cause="broken", where=str(file))
     try:
         with local_copy(file) as copied, copied.open("rb") as source:
             start = source.read(64).lstrip()[:1]

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from draftscope.errors import DraftscopeError
+from draftscope.states.dtypes import is_floats
 from draftscope.states.errors import StatesError
 from draftscope.states.features import integers_of
 from draftscope.states.folder import FileSource, first_fit, list_files, number_of
@@ -105,7 +106,7 @@ def _entries(file: Place, held: dict[str, Any]) -> tuple[list[Tensor], list[str]
     if len(value) > ENTRIES_LIMIT:
         raise StatesError(f"has {len(value)} entries", where=where)
     for i, entry in enumerate(value):
-        if not isinstance(entry, Tensor) or not entry.dtype.is_floating_point or entry.dim() != 2 or 0 in entry.shape:
+        if not isinstance(entry, Tensor) or not is_floats(entry.dtype) or entry.dim() != 2 or 0 in entry.shape:
             what = f"a {entry.dtype} of {list(entry.shape)}" if isinstance(entry, Tensor) else type(entry).__name__
             raise StatesError(f"is {what} where floating [tokens, width] is expected", where=f"{where}[{i}]")
         if not owns_its_data(entry):

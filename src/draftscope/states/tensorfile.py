@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from draftscope.errors import DraftscopeError
+from draftscope.states.dtypes import is_floats
 from draftscope.states.errors import Cause, StatesError
 from draftscope.states.places import Place, Remote, size_of
 from draftscope.states.ranged import Ranged
@@ -107,7 +108,7 @@ class TensorFile:
     def floats(self, name: str, rank: int, layout: str) -> Tensor:
         """A floating tensor of the given rank; `layout` (such as `[T, L, H]`) is for the message."""
         tensor = self._ranked(name, rank, layout)
-        if not tensor.dtype.is_floating_point:
+        if not is_floats(tensor.dtype):
             raise self.fail(f"has dtype {_short(tensor.dtype)} where floating values are expected", name)
         return tensor
 
@@ -153,6 +154,9 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor | None], metadata: Map
         storages.add(plain.untyped_storage().data_ptr())
         held[name] = plain
     texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in metadata.items() if value is not None}
+    if path.exists() and not path.is_file():
+        raise DraftscopeError("is no regular file, and a device or folder is not replaced by one", where=str(path),
+                              remedy="Name a file")
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -172,9 +176,11 @@ def read_json(path: Place, limit: int = 16 * 2**20) -> Any:
     """A JSON document of at most `limit` bytes.
 
     Raises:
-        DraftscopeError: missing, too large, or not JSON.
+        DraftscopeError: missing, no regular file (a pipe would never end), too large, or not JSON.
     """
     try:
+        if path.exists() and not path.is_file():
+            raise DraftscopeError("is not a file", where=str(path))
         if size_of(path) > limit:
             raise DraftscopeError(f"is larger than {limit} bytes", where=str(path))
         return parse_json(path.read_bytes())

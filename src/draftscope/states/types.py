@@ -97,7 +97,7 @@ class Steps:
         accepted: [N] int64, as the engine counted.
         states: [N, K, H] or None, the draft's states before its final norm.
         parents: [N, K] of trees, column of the drafted token that each goes on from, -1 = none; None = chains.
-        left_out: steps of the request that could not be placed.
+        left_out: steps of the request that could not be placed, or have no count that could be one.
     """
 
     start: Tensor
@@ -188,7 +188,7 @@ def _place_steps(trace: Trace, kept: Tensor) -> Steps | None:
     starts, chosen = [], []
     for number in range(len(trace.accepted_counts)):
         own = (step_of_kept == number).nonzero().squeeze(-1)
-        if len(own) and int(own[0]) > 0:
+        if len(own) and int(own[0]) > 0 and int(trace.accepted_counts[number]) >= 0:
             starts.append(int(own[0]) - 1)
             chosen.append(number)
     index = torch.tensor(chosen, dtype=torch.int64)
