@@ -16,12 +16,15 @@ import torch
 from state_files import SHARED, WRITERS, a_sample, a_trace, dump_pass, v1_file, write_one
 from tiny import DRAFT, TARGET
 
+from draftscope import stopping
 from draftscope.cli.main import run
 from draftscope.eagle3.tree import claimed_depth
 from draftscope.scan.fingerprint import load_fingerprint
 from draftscope.states import capture as plain_capture
+from draftscope.states import plain
 from draftscope.states.capture import write_trace
 from draftscope.states.dtypes import NARROW, common
+from draftscope.states.errors import StatesError
 from draftscope.states.opening import open_source
 from draftscope.states.types import from_trace
 
@@ -236,3 +239,38 @@ def test_no_file_takes_the_place_of_a_pipe_or_device(tmp_path: Path, capsys: pyt
     assert in_contract("scan", tmp_path / "d", "-o", tmp_path / "pipe") in (2, 3)
     assert (tmp_path / "pipe").is_fifo() and "pipe" in capsys.readouterr().err
     assert sorted(file.name for file in tmp_path.iterdir()) == ["d", "pipe"]
+
+
+# Being stopped.
+
+
+@pytest.mark.parametrize("swallowed", ["an error", "nothing"])
+def test_a_library_that_swallows_an_interrupt_does_not_lose_a_file(swallowed: str, tmp_path: Path,
+                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(3):
+        write_one("plain", tmp_path, number)
+    read = plain.read_sample
+
+    def swallowing(file: Path, notes: list[str]) -> Any:
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            for _ in range(10**6):
+                pass
+        except KeyboardInterrupt:
+            if swallowed == "an error":
+                raise StatesError("cannot be read") from None
+        return read(file, notes)
+
+    monkeypatch.setattr(plain, "read_sample", swallowing)
+    monkeypatch.setattr(stopping, "_wish", None)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    others = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        stopping.watch()
+        source = open_source(tmp_path)
+        with pytest.raises(stopping.Stopped):
+            list(source)
+        assert source.skipped == []
+    finally:
+        for number, handler in {signal.SIGINT: before, **others}.items():
+            signal.signal(number, handler)

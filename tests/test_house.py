@@ -22,7 +22,7 @@ SOURCE = ROOT / "src" / "draftscope"
 
 # A module may import from its own room and from those before it.
 ROOMS = [
-    "errors", "text", "boundaries", "findings", "states", "scan", "target", "eagle3", "consumers", "counterfactual",
+    "errors", "text", "stopping", "boundaries", "findings", "states", "scan", "target", "eagle3", "consumers", "counterfactual",
     "engines", "pipeline", "compare", "faults", "linting", "inspecting", "elsewhere", "diagnose", "report", "embedded", "cli",
     "__main__",
 ]

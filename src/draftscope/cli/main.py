@@ -10,7 +10,6 @@ import errno
 import importlib
 import importlib.util
 import os
-import signal
 import sys
 import traceback
 import warnings
@@ -21,6 +20,7 @@ from typing import Annotated, Any, NamedTuple, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from draftscope import stopping
 from draftscope.errors import DraftscopeError
 
 FOUND, USAGE, UNREADABLE, INTERNAL, UNDECIDED = 1, 2, 3, 4, 5
@@ -61,18 +61,6 @@ EPILOG = (
     "Exit codes: 0 clean or done, 1 a cause was found, 2 usage, 3 input that cannot be read or contradicts itself, "
     "4 internal error (--debug shows where), 5 undecided."
 )
-
-
-class Stopped(KeyboardInterrupt):
-    """SIGTERM or SIGHUP: what Ctrl-C leaves behind, and cleans up, so do they."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__()
-        self.exit_code = 128 + number
-
-
-def _stop(number: int, _: object) -> NoReturn:
-    raise Stopped(number)
 
 
 def available() -> dict[str, Entry]:
@@ -169,7 +157,7 @@ def _run(arguments: list[str], debug: bool) -> int:
         return USAGE
     except (KeyboardInterrupt, typer.Abort) as error:
         _say(f"interrupted; {common.kept()}")
-        return error.exit_code if isinstance(error, Stopped) else INTERRUPTED
+        return error.exit_code if isinstance(error, stopping.Stopped) else INTERRUPTED
     except BrokenPipeError:
         _silence_stdout()
         return CLOSED_PIPE
@@ -193,9 +181,7 @@ def main() -> NoReturn:
     from draftscope.cli import lostpages
 
     lostpages.watch(_pages_lost)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) == signal.SIG_DFL:  # `nohup` has it ignored
-            signal.signal(number, _stop)
+    stopping.watch()
     sys.exit(run(sys.argv[1:]))
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
+from draftscope import stopping
 from draftscope.errors import DraftscopeError
 from draftscope.states.errors import StatesError
 from draftscope.states.places import Place, Unreachable, listing
@@ -185,7 +186,10 @@ class FileSource(Generic[Item]):
         """
         file = self.files[position]
         notes: list[str] = []
-        held = self._read(file, notes)
+        try:
+            held = self._read(file, notes)
+        finally:
+            stopping.heed()
         for item in held if isinstance(held, list) else [held]:
             if not isinstance(item, Skipped):
                 widened(item, notes.append)

@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from draftscope import stopping
 from draftscope.errors import DraftscopeError
 from draftscope.states.dtypes import is_floats
 from draftscope.states.errors import Cause, StatesError
@@ -133,6 +134,7 @@ class TensorFile:
         try:
             yield
         except (SafetensorError, OSError, ValueError, RuntimeError, TypeError, AttributeError, KeyError) as error:
+            stopping.heed()
             raise self.fail(f"cannot be read ({_reason(error)})", name, "broken") from None
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from draftscope import stopping
 from draftscope.states.errors import StatesError
 from draftscope.states.places import Place, Remote, local_copy, size_of
 from draftscope.states.unpacking import unpacked
@@ -84,6 +85,7 @@ def _load(path: Path, named: Place) -> Any:
         held = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except (RuntimeError, OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, EOFError, AssertionError,
             RecursionError, MemoryError, OverflowError, pickle.UnpicklingError) as error:
+        stopping.heed()
         raise StatesError(f"cannot be loaded as tensors ({_reason(error)})", cause="broken", where=str(named),
                               remedy="Write it again with torch.save") from None
     return held
