@@ -19,6 +19,8 @@ from tiny import DRAFT, TARGET
 from draftscope import stopping
 from draftscope.cli.main import run
 from draftscope.eagle3.tree import claimed_depth
+from draftscope.errors import DraftscopeError
+from draftscope.pipeline.prepared import Folder
 from draftscope.scan.fingerprint import load_fingerprint
 from draftscope.states import capture as plain_capture
 from draftscope.states import plain
@@ -274,3 +276,11 @@ def test_a_library_that_swallows_an_interrupt_does_not_lose_a_file(swallowed: st
     finally:
         for number, handler in {signal.SIGINT: before, **others}.items():
             signal.signal(number, handler)
+
+
+def test_two_writers_of_one_folder_do_not_write_lines_twice(tmp_path: Path) -> None:
+    first = Folder(tmp_path / "out", {"seed": 0}, 8)
+    with pytest.raises(DraftscopeError, match="another process"):
+        Folder(tmp_path / "out", {"seed": 0}, 8)
+    first.close(finished=False)
+    Folder(tmp_path / "out", {"seed": 0}, 8).close(finished=True)

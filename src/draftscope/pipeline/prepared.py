@@ -7,6 +7,7 @@ what was done.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -59,9 +60,21 @@ class Folder:
         self.done: set[int] = set()
         self._agree()
         path.mkdir(parents=True, exist_ok=True)
-        self._recover()
         self._file = (path / LINES).open("ab")
+        self._alone()
+        self._recover()
         self._record(finished=False)
+
+    def _alone(self) -> None:
+        """Hold the file until this process ends; of two writers each line would be there twice."""
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._file.close()
+            raise DraftscopeError("is being written by another process", where=str(self.prepared.folder),
+                                  remedy="Wait for it, or name another folder") from None
+        except OSError:  # a file system without locks
+            return
 
     def _agree(self) -> None:
         record = self.prepared.folder / RECORD
