@@ -72,7 +72,7 @@ def test_the_embedded_draft_is_clean() -> None:
     ({"eagle_config": {IDS: [3, 9, 19]}}, "vllm@0.20", "layer-set", [2, 15, 27]),
     ({"eagle_config": {IDS: [1, 14, 26]}}, "vllm@0.33:v1", "layer-offset", [1, 14, 26]),
     ({"eagle_config": {IDS: [1, 14, 26]}}, "vllm@0.33", None, [2, 15, 27]),
-    ({"eagle_config": {IDS: [3, 9, 19]}}, "sglang@0.5.5", None, [4, 10, 20]),
+    ({"eagle_config": {IDS: [3, 9, 19]}}, "sglang@0.5.14", None, [4, 10, 20]),
     ({IDS: [4, 10, 20]}, "vllm@0.20", None, [4, 10, 20]),
     ({IDS: [4, 10, 20]}, "specforge@0.2", "layer-set", [2, 15, 27]),
 ])

@@ -192,6 +192,9 @@ class Consumer:
         query_latent: where it refuses latent attention without `q_lora_rank`; empty = it does not.
         new_map: what replaces the checkpoint's map, and where; empty = nothing does.
         write_key: the place that every runner of it reads layer ids from, dotted.
+        graph_defaults: where the target's CUDA graphs are captured with the default ids, whatever is configured; empty = they are
+            captured with the configured ones.
+        late_positions: where drafted tokens after the first run at a position one too high; empty = they do not.
         captures: False where no aux states reach the draft at all; `flag_source` says where that is decided.
     """
 
@@ -223,6 +226,8 @@ class Consumer:
     new_map: tuple[str, str] = ("", "")
     most_layers: Mapping[str, int] = field(default_factory=dict)
     layers_source: str = ""
+    graph_defaults: str = ""
+    late_positions: str = ""
     flag: str = ""
     captures: bool = True
     flag_source: str = ""

@@ -177,6 +177,8 @@ SGLANG_0_5_10 = replace(
     latent_naming=None,
     slots={"": SlotCount((), (), f"{_MODEL} LlamaModel")},
     most_layers={"": 1}, layers_source=f"{_MODEL} LlamaForCausalLMEagle3.__init__",
+    graph_defaults="model_executor/cuda_graph_runner.py CudaGraphRunner.__init__, before model_runner.py sets the configured ids",
+    late_positions="speculative/eagle_worker.py draft_forward (positions.add_(1) ahead of the forward pass)",
 )
 
 _ROWS_10 = SGLANG_0_5_10.switches["native"]

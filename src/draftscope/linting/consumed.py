@@ -7,6 +7,7 @@ from typing import Any
 
 from draftscope.boundaries import default_boundaries
 from draftscope.consumers import Asked, Effective, Point, ask, config_for, effective, setting_for
+from draftscope.consumers.facts import Consumer
 from draftscope.eagle3.checkpoint import Checkpoint
 from draftscope.eagle3.config import DraftConfig
 from draftscope.findings import Finding
@@ -62,6 +63,11 @@ def _more(asked: Asked, checkpoint: Checkpoint, found: Effective, target: Target
     yield Point("map", _map_words(found, config), "offset" if config.draft_vocab_size != config.vocab_size else "none needed",
                 source=known.naming.source)
     yield Point("head", found.head, None)
+    yield from _in_graphs(known, found, target)
+    if known.late_positions:
+        yield Point("positions of drafted tokens", "one too high after the first",
+                    says="drafted tokens after the first run at a rotary position one too high, whatever the checkpoint says; "
+                    "0.5.12 has it mended", source=known.late_positions)
     own = "embed_tokens.weight" in checkpoint.tensors
     share = None if target is None or target.parts is None else same_embedding(checkpoint, target.parts)
     if own and found.embedding == "target" and share is not None and share < 0.999:
@@ -97,6 +103,20 @@ def _more(asked: Asked, checkpoint: Checkpoint, found: Effective, target: Target
                 "quantization_config", says, known.quantisation.source)
 
 
+def _in_graphs(known: Consumer, found: Effective, target: TargetFacts | None) -> Iterator[Point]:
+    """Layer ids that hold outside of CUDA graphs only."""
+    if not known.graph_defaults or not known.captures or found.boundaries is None or target is None:
+        return
+    captured = known.rule(target.model_type).default(target.layers)
+    if captured != found.boundaries:
+        yield Point(
+            "boundaries in CUDA graphs", captured, found.boundaries, key=found.boundaries_from,
+            says=f"the target's CUDA graphs are captured with the default boundaries {list(captured)}, so that verify steps "
+            f"deliver those and only prefill delivers {list(found.boundaries)}",
+            source=known.graph_defaults, fault="graph-capture", strength="supported", where=("config layer ids",),
+        )
+
+
 def _map_words(found: Effective, config: DraftConfig) -> str:
     if config.draft_vocab_size == config.vocab_size:
         return "none needed"
@@ -130,6 +150,8 @@ def _fix(point: Point, asked: Asked, checkpoint: Checkpoint, target: TargetFacts
     name, dialect = asked.known.id, checkpoint.config.dialect
     if not asked.known.captures:
         return "Start the server with --speculative-algorithm EAGLE3", {}
+    if point.question == "boundaries in CUDA graphs":
+        return "Start the server with --disable-cuda-graph, or serve with 0.5.11 or newer", {}
     if point.question in ("boundaries", "slots captured"):
         keys = _boundary_keys(asked, checkpoint, target)
         if "not_possible" in keys:
