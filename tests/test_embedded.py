@@ -58,8 +58,9 @@ def examine(rig: Rig, plant: Plant, folder: Path, healthy_train: Path) -> Diagno
         train = folder / "train"
         rig.write_training(plant, train)
     rig.write_checkpoint(plant, draft)
-    rig.serve(plant, draft, serve)
-    return diagnose(Inputs(train=train, serve=serve, draft=draft, target=rig.target.folder, max_tokens=1536))
+    summary = rig.serve(plant, draft, serve)
+    metrics = None if plant.reported == "counts" else rig.report(plant, summary, folder)
+    return diagnose(Inputs(train=train, serve=serve, draft=draft, target=rig.target.folder, metrics=metrics, max_tokens=1536))
 
 
 @pytest.mark.embedded_quick
