@@ -161,7 +161,10 @@ class Stuck:
         command = [sys.executable, "-m", "draftscope", "inspect", str(tmp_path / "d"), "--on", far.name, "--python",
                    far.interpreter("stuck", before)]
         environment = {**far.environment, "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+        # Whoever started the tests in the background has SIGINT ignored, and children inherit that.
+        kept = signal.signal(signal.SIGINT, signal.default_int_handler)
         self.command = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        signal.signal(signal.SIGINT, kept)
         self.temporary = temporary
         self.pid = int(fifo.read_text())
         self._there = os.pidfd_open(self.pid)

@@ -53,22 +53,34 @@ class Frames:
 
 
 def work(mark: str, job: dict[str, Any]) -> None:
-    """Do a job: niced, under its memory limit, in a temporary folder that is gone afterwards."""
+    """Do a job: niced, under its memory limit, in a temporary folder that is gone before the end is told."""
     frames = Frames(mark)
     folder = tempfile.mkdtemp(prefix="draftscope-")
     tempfile.tempdir = folder
 
+    clearing = threading.Lock()  # two at once would leave what neither could remove
+
+    def clear() -> None:
+        with clearing:
+            shutil.rmtree(folder, ignore_errors=True)
+
     def leave(code: int) -> None:
-        shutil.rmtree(folder, ignore_errors=True)
+        clear()
         os._exit(code)
 
+    def stop(*_: object) -> None:
+        # In the middle of clearing it is over soon enough.
+        if not clearing.locked():
+            leave(GONE)
+
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-        signal.signal(number, lambda *_: leave(GONE))
+        signal.signal(number, stop)
     threading.Thread(target=_watch, args=(leave,), daemon=True).start()
     code = 0
     try:
         _modestly(job)
         _do(job, frames)
+        clear()
         frames.send({"kind": "end"})
     except BrokenPipeError:
         code = GONE
