@@ -667,6 +667,24 @@ def _parents(first_child: list[int], next_sibling: list[int]) -> list[int]:
     return parents[1:]
 
 
+class Attachment:
+    """What stands between an engine's objects and the recorder: nothing of it raises into the engine."""
+
+    recorder: Recorder
+    open: Pass | None = None  # of the pass that is under way
+
+    def safely(self, call: Callable[..., Any], *args: Any) -> None:
+        """Call; the first error ends the capture."""
+        if self.recorder.stopped is None:
+            begun = time.perf_counter()
+            try:
+                call(*args)
+            except Exception as error:
+                self.open = None
+                self.recorder.stop(f"{type(error).__name__} in {getattr(call, '__name__', 'a call')}: {error}")
+            self.recorder.captured["engine_seconds"] += time.perf_counter() - begun
+
+
 # --- 4. vLLM ------------------------------------------------------------------------------------------------------------
 #
 # Two runners propose drafts: V1 (`gpu_model_runner.py`, `drafter.propose`) and V2 (`gpu/model_runner.py`,
@@ -760,7 +778,7 @@ def _attach(worker: Any) -> None:
     LOG.info("draftscope captures into %s: layers %s", options.folder, describe.get("layer_ids"))
 
 
-class _Attached:
+class _Attached(Attachment):
     """The wrappers around one runner and its draft."""
 
     def __init__(self, runner: Any, recorder: Recorder) -> None:
@@ -785,7 +803,6 @@ class _Attached:
             self.read, self.which = self._read_v2, "V2"
         else:
             raise NotHere(f"its draft's `propose` takes {sorted(names)}: another interface than this file knows")
-        self.open: Pass | None = None
         self.drafted: dict[str, int] = {}
         self.sampled_at: Tensor | None = None  # [R], the row of a pass that each request drafts from
         self.states: list[Tensor] = []
@@ -844,16 +861,6 @@ class _Attached:
         if getattr(self.model, "_compiled_call_impl", None) is not None:
             return "the draft is compiled as a whole; set enforce_eager"
         return None
-
-    def safely(self, call: Callable[..., None], *args: Any) -> None:
-        if self.recorder.stopped is None:
-            begun = time.perf_counter()
-            try:
-                call(*args)
-            except Exception as error:
-                self.open = None
-                self.recorder.stop(f"{type(error).__name__} in {call.__name__}: {error}")
-            self.recorder.captured["engine_seconds"] += time.perf_counter() - begun
 
     def scheduled(self, output: Any) -> None:
         for name in output.finished_req_ids:
@@ -1177,10 +1184,8 @@ def _draft_runner(worker: Any) -> Any:
     return getattr(worker, "draft_runner", None) or worker.draft_model_runner
 
 
-class _SGLang:
+class _SGLang(Attachment):
     """What records on one worker."""
-
-    recorder: Recorder
 
     def __init__(self, worker: Any) -> None:
         self.worker, self.runner = worker, _draft_runner(worker)
@@ -1192,7 +1197,6 @@ class _SGLang:
         if self.fc is None:
             raise NotHere(f"its draft, {type(self.runner.model).__name__}, has no `fc`: no EAGLE-3 draft")
         self.topk, self.nodes = int(worker.topk), int(worker.speculative_num_draft_tokens)
-        self.open: Pass | None = None
         self.following: dict[str, Any] = {}  # requests by id, weakly
         self.in_draft = self.wants_states = False
         self.states: list[Tensor] = []  # [R, H] each, what the drafted tokens were read from
@@ -1240,16 +1244,6 @@ class _SGLang:
         if getattr(self.worker, "cuda_graph_runner", None) is not None and self.worker.speculative_num_steps > 1:
             return "all but the first stay inside the draft's CUDA graph"
         return None
-
-    def safely(self, call: Callable[..., Any], *args: Any) -> None:
-        if self.recorder.stopped is None:
-            begun = time.perf_counter()
-            try:
-                call(*args)
-            except Exception as error:
-                self.open = None
-                self.recorder.stop(f"{type(error).__name__} in {getattr(call, '__name__', 'a call')}: {error}")
-            self.recorder.captured["engine_seconds"] += time.perf_counter() - begun
 
     # Requests.
 
