@@ -10,6 +10,7 @@ import ctypes
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 
 ADDRESS_AT = 16
@@ -35,7 +36,11 @@ def watch(leave: Callable[[str], int]) -> None:
     if sys.platform != "linux" or ctypes.sizeof(ctypes.c_void_p) != 8:
         return
 
+    first = threading.Lock()
+
     def handle(_: int, info: int, __: int) -> None:
+        if not first.acquire(blocking=False):
+            threading.Event().wait()  # another thread met the same pages and is about to leave
         try:
             code = leave(_file_at(ctypes.c_uint64.from_address(info + ADDRESS_AT).value))
         except BaseException:
