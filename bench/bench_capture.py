@@ -102,6 +102,7 @@ def main() -> None:
         wall = seconds[kind] * (options.rounds + 1) / options.rounds
         result["kinds"][kind] = {
             "ratio": statistics.median(ratios), "ratios": ratios, "share_of_wall": captured[kind]["engine_seconds"] / wall,
+            "writer_seconds": captured[kind]["writer_seconds"], "seconds": wall,
             "rows": captured[kind]["rows"], "bytes": captured[kind]["bytes"],
         }
         print(f"{kind}: median {statistics.median(ratios):.3f} of the tokens/s without, "

@@ -152,6 +152,14 @@ def write_safetensors(path: str, columns: Mapping[str, Column], metadata: Mappin
     return 8 + len(text) + end
 
 
+def _copied(tensor: Tensor) -> Tensor:
+    """A copy of a contiguous CPU tensor, made without torch's thread pool: OpenMP's barriers stop spinning, on machines of few
+    cores, once a second thread has entered it, and the engine's own are the slower for it."""
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype)
+    ctypes.memmove(copy.data_ptr(), tensor.data_ptr(), tensor.nbytes)
+    return copy
+
+
 def _bytes(piece: Any) -> memoryview:
     """The memory of a contiguous CPU tensor, an array or bytes, not copied; the piece must outlive it."""
     if isinstance(piece, Tensor):
@@ -291,7 +299,7 @@ class Recorder:
             "requests": 0, "unfinished": 0, "rows": 0, "bytes": 0, "steps": 0, "accepted": 0, "rows_rejected": 0,
             "prefix_rows_missing": 0, "rows_recomputed": 0, "rows_after_end": 0, "tails_cut": 0, "rows_cut": 0,
             "steps_without_draft_states": 0, "rows_without_draft_inputs": 0, "requests_left_out": {},
-            "engine_seconds": 0.0,  # on the engine's thread
+            "engine_seconds": 0.0, "writer_seconds": 0.0,  # on the engine's thread, and processor time of our own
         }
         self._tickets: dict[str, _Ticket | None] = {}  # None = left out
         self._abouts: dict[str, About] = {}
@@ -451,6 +459,7 @@ class Recorder:
         except Exception as error:
             self.stop(f"{type(error).__name__}: {error}")
         self._records.clear()
+        self.captured["writer_seconds"] = time.thread_time()
         self._write_description()
         os.close(self._folder_lock)
         self.log.info("draftscope capture: %s", json.dumps(self.captured))
@@ -473,16 +482,16 @@ class Recorder:
                 record = self._records[ticket.number] = _Record(ticket, self.k)
             kept = count - of_request["rejected"][i]
             end = start + (kept if given.drop_rejected else count)
-            rows = {name: tensor if alone and end - start == len(tensor) else tensor[start:end].clone()
+            rows = {name: tensor if alone and end - start == len(tensor) else _copied(tensor[start:end])
                     for name, tensor in given.by_row.items()}
             tree = "first_child" in of_request
             record.add(
                 rows, lists["token_ids"][start:end], lists["positions"][start:end],
                 kept=kept, following=of_request["following"][i], verified=given.drafted[i],
                 drafts=of_request["drafts"][i] if "drafts" in of_request else [],
-                states=None if states is None else states[i].clone(),
+                states=None if states is None else _copied(states[i]),
                 tested=of_request["tested"][i] if "tested" in of_request else None,
-                tested_states=None if tested_states is None else tested_states[i].clone(),
+                tested_states=None if tested_states is None else _copied(tested_states[i]),
                 parents=_parents(of_request["first_child"][i], of_request["next_sibling"][i]) if tree else None,
             )
             start = stop
