@@ -108,6 +108,7 @@ def test_with_a_capture_the_ladder_names_the_cause(start: Start, train: Path, fr
 def test_sglang_counts_by_answer(start: Start, train: Path) -> None:
     server = start(HEALTHY, engine="sglang")
     found = ask(server, train)
+    assert not any("other requests" in step for step in found.steps), "it has no metrics page that could have moved"
     assert found.matched["live"]["engine"] == "sglang" and found.matched["live"]["separates"] == "sound"
     measured = found.acceptance.measured
     assert measured is not None and measured.rounds == server.steps

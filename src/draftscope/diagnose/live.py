@@ -224,8 +224,7 @@ def listen(live: Live, *, max_new: int = 64, at_once: int = 8, report: Callable[
     Raises:
         DraftscopeError: the server refuses, or tells nothing of speculative decoding.
     """
-    before = _resting(live.server, rest)
-    if before is None:
+    if _scrape(live.server) is not None and _resting(live.server, rest) is None:
         live.notes.append("the server's counters moved while nothing was asked: other requests are counted too")
     for group in live.groups:
         matched = compared = 0

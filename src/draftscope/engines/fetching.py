@@ -89,7 +89,9 @@ def fetch(url: str, seconds: float = SECONDS) -> tuple[Document, Document | None
     return metrics, None
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
+class NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Names where a server sends us, and does not go there."""
+
     def redirect_request(self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Message,
                          newurl: str) -> None:
         raise DraftscopeError(f"redirects ({code}) to {visible(newurl, 200)}", where=req.full_url,
@@ -98,7 +100,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 def _page(url: str, seconds: float) -> Document:
     # A server's metrics are asked from where it runs: a proxy would answer for another host of that name.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect())
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), NoRedirect())
     try:
         with opener.open(url, timeout=seconds) as answer:
             data = _read(answer, time.monotonic() + 6 * seconds)

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from draftscope.engines.fetching import NoRedirect
 from draftscope.errors import DraftscopeError, UsageError
 from draftscope.text import visible
 
@@ -160,7 +161,7 @@ def _ask(root: str, path: str, body: dict[str, Any] | None, seconds: float) -> A
     url = root + path
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"Content-Type": "application/json"} if data else {})
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), NoRedirect())
     try:
         with opener.open(request, timeout=seconds) as page:
             text = page.read(ANSWER_BYTES + 1)
