@@ -13,7 +13,7 @@ import pytest
 from engine_reports import K, Simulated, sglang_info, sglang_scrape, simulate, vllm_scrape
 
 from draftscope.cli.main import run as command
-from draftscope.engines import fetching
+from draftscope.engines import asking
 from draftscope.engines.counters import read_counters
 from draftscope.errors import DraftscopeError, UsageError
 
@@ -143,7 +143,7 @@ def test_answers_that_are_no_text_or_too_much(server: Pages, monkeypatch: pytest
     server.text("/metrics", "short", **{"Content-Length": "100"})
     with pytest.raises(DraftscopeError, match="no proper answer"):
         read_counters(server.root)
-    monkeypatch.setattr(fetching, "PAGE_BYTES", 1 << 16)
+    monkeypatch.setattr(asking, "PAGE_BYTES", 1 << 16)
     server.text("/metrics", b"x" * (1 << 20))
     with pytest.raises(DraftscopeError, match="answers with more than"):
         read_counters(server.root)

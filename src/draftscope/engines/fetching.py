@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import gzip
-import http.client
-import time
-import urllib.error
 import urllib.parse
-import urllib.request
 import zlib
 from dataclasses import dataclass
-from email.message import Message
 from pathlib import Path
-from typing import IO
 
+from draftscope.engines.asking import ask
 from draftscope.errors import DraftscopeError
 from draftscope.text import visible
 
 FILE_BYTES = 256 << 20
-PAGE_BYTES = 64 << 20
 SECONDS = 10.0
 LOG_MARKS = (b"accept len:", b"SpecDecoding metrics", b"server_args=", b"non-default args")
 SETTINGS = ("/server_info?config_format=json", "/get_server_info")
@@ -89,49 +83,8 @@ def fetch(url: str, seconds: float = SECONDS) -> tuple[Document, Document | None
     return metrics, None
 
 
-class NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Names where a server sends us, and does not go there."""
-
-    def redirect_request(self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Message,
-                         newurl: str) -> None:
-        raise DraftscopeError(f"redirects ({code}) to {visible(newurl, 200)}", where=req.full_url,
-                              remedy="Give that address, if it is the server that you mean")
-
-
 def _page(url: str, seconds: float) -> Document:
-    # A server's metrics are asked from where it runs: a proxy would answer for another host of that name.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), NoRedirect())
-    try:
-        with opener.open(url, timeout=seconds) as answer:
-            data = _read(answer, time.monotonic() + 6 * seconds)
-    except urllib.error.HTTPError as error:
-        with error:
-            raise DraftscopeError(f"answers {error.code} {visible(error.reason, 80)}", where=url,
-                                  remedy=_remedy(error.code)) from None
-    except TimeoutError:
-        raise DraftscopeError(f"no answer within {seconds:g} s", where=url, remedy="Is the server alive?") from None
-    except urllib.error.URLError as error:
-        slow = isinstance(error.reason, TimeoutError)
-        what = f"no answer within {seconds:g} s" if slow else f"can't be reached ({visible(error.reason, 120)})"
-        raise DraftscopeError(what, where=url, remedy="Is the server alive, and this its address?") from None
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        raise DraftscopeError(f"gives no proper answer ({visible(error, 120) or type(error).__name__})", where=url) from None
-    if len(data) > PAGE_BYTES:
-        raise DraftscopeError(f"answers with more than {PAGE_BYTES >> 20} MiB", where=url)
-    return Document(url, _decoded(data, url))
-
-
-def _read(answer: http.client.HTTPResponse, until: float) -> bytes:
-    """At most PAGE_BYTES + 1 bytes, and no answer that drips for ever."""
-    pieces, size = [], 0
-    while size <= PAGE_BYTES and (piece := answer.read1(min(1 << 20, PAGE_BYTES + 1 - size))):
-        pieces.append(piece)
-        size += len(piece)
-        if time.monotonic() > until:
-            raise TimeoutError
-    if size <= PAGE_BYTES and answer.length:
-        raise http.client.IncompleteRead(b"", answer.length)
-    return b"".join(pieces)
+    return Document(url, _decoded(ask(url, seconds, remedy=_remedy), url))
 
 
 def _remedy(code: int) -> str:

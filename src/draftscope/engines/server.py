@@ -5,23 +5,19 @@ Prompts go as token ids, so that no template lies between them and the draft.
 
 from __future__ import annotations
 
-import http.client
 import json
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from draftscope.engines.fetching import NoRedirect
+from draftscope.engines.asking import ask
 from draftscope.errors import DraftscopeError, UsageError
 from draftscope.text import visible
 
 REMEDY = "Give the address of vLLM's or SGLang's server"
 SECONDS = 600.0
-ANSWER_BYTES = 64 << 20
 VERSIONS = (("/version", "vllm"), ("/get_server_info", "sglang"), ("/server_info", "sglang"))
 """Where a server tells its release, and whose place that is."""
 
@@ -157,28 +153,9 @@ def _id(held: Any) -> int | None:
 
 
 def _ask(root: str, path: str, body: dict[str, Any] | None, seconds: float) -> Any:
-    """JSON of a page; nothing but that host is asked."""
+    """JSON of a page."""
     url = root + path
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url, data, {"Content-Type": "application/json"} if data else {})
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), NoRedirect())
-    try:
-        with opener.open(request, timeout=seconds) as page:
-            text = page.read(ANSWER_BYTES + 1)
-    except urllib.error.HTTPError as error:
-        with error:
-            said = error.read(2000).decode("utf-8", "replace")
-        raise DraftscopeError(f"answers {error.code}: {visible(said, 300)}", where=url) from None
-    except TimeoutError:
-        raise DraftscopeError(f"no answer within {seconds:g} s", where=url, remedy="Is the server alive?") from None
-    except urllib.error.URLError as error:
-        slow = isinstance(error.reason, TimeoutError)
-        what = f"no answer within {seconds:g} s" if slow else f"can't be reached ({visible(str(error.reason), 120)})"
-        raise DraftscopeError(what, where=url, remedy="Is the server alive, and this its address?") from None
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        raise DraftscopeError(f"gives no proper answer ({visible(str(error), 120)})", where=url) from None
-    if len(text) > ANSWER_BYTES:
-        raise DraftscopeError(f"answers with more than {ANSWER_BYTES >> 20} MiB", where=url)
+    text = ask(url, seconds, None if body is None else json.dumps(body).encode())
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
