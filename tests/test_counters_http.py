@@ -13,7 +13,7 @@ import pytest
 from engine_reports import K, Simulated, sglang_info, sglang_scrape, simulate, vllm_scrape
 
 from draftscope.cli.main import run as command
-from draftscope.engines import asking
+from draftscope.engines import asking, fetching
 from draftscope.engines.counters import read_counters
 from draftscope.errors import DraftscopeError, UsageError
 
