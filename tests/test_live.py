@@ -142,7 +142,7 @@ def test_counters_that_others_move_are_told(start: Start, train: Path, monkeypat
 def test_who_is_no_server(start: Start) -> None:
     server = start(HEALTHY)
     assert connect(server.url + "/metrics") == connect(server.url + "/v1") == connect(server.url)
-    assert connect(server.url).consumer == "vllm@0.32.0"
+    assert (connect(server.url).engine, connect(server.url).version) == ("vllm", "0.32.0")
     with pytest.raises(UsageError):
         connect("127.0.0.1:8000")
     with pytest.raises(DraftscopeError, match="answers 404"):

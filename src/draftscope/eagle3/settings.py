@@ -26,7 +26,7 @@ class Settings:
 
     Attributes:
         ttt_steps: draft steps trained at once; decay: weight of step k is decay^k.
-        loss: of one row (`losses.py`).
+        loss: of one row (`rowloss.py`).
         normaliser: what a step's sum is divided by. `rows`: the rows taught; `rows-eps`: these and 1e-5; `positions`: all rows
             of the batch as it is padded, taught or not.
         outside: rows whose teacher's first choice lies outside the draft vocabulary are `masked`, or `kept`.

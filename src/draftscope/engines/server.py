@@ -1,4 +1,4 @@
-"""A running server asked for greedy answers: vLLM by `/v1/completions`, SGLang by `/generate`, which counts each request.
+"""A running server asked for answers: vLLM by `/v1/completions`, SGLang by `/generate`, which counts each request.
 
 Prompts go as token ids, so that no template lies between them and the draft.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import urllib.parse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -38,11 +38,6 @@ class Server:
     engine: str | None = None
     version: str | None = None
     longest: int | None = None
-
-    @property
-    def consumer(self) -> str | None:
-        """As `--for` takes it."""
-        return None if self.engine is None or self.version is None else f"{self.engine}@{self.version}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +92,7 @@ def connect(url: str, seconds: float = 10.0) -> Server:
 
 
 def answer(server: Server, prompts: Sequence[Sequence[int]], max_new: int, *, at_once: int = 8, temperature: float = 0.0,
-           top_p: float = 1.0, seconds: float = SECONDS, on_answer: Callable[[], None] = lambda: None) -> list[Answer]:
+           top_p: float = 1.0, seconds: float = SECONDS) -> list[Answer]:
     """Answers, in the order of the prompts.
 
     Args:
@@ -114,12 +109,9 @@ def answer(server: Server, prompts: Sequence[Sequence[int]], max_new: int, *, at
         ids = [int(i) for i in prompt]
         if server.engine == "sglang":
             body: dict[str, Any] = {"input_ids": ids, "sampling_params": {"max_new_tokens": max_new, **sampled}}
-            got = _of_sglang(_ask(server.url, "/generate", body, seconds), f"{server.url}/generate")
-        else:
-            body = {"model": server.model, "prompt": ids, "max_tokens": max_new, "return_token_ids": True, **sampled}
-            got = _of_openai(_ask(server.url, "/v1/completions", body, seconds), f"{server.url}/v1/completions")
-        on_answer()
-        return got
+            return _of_sglang(_ask(server.url, "/generate", body, seconds), f"{server.url}/generate")
+        body = {"model": server.model, "prompt": ids, "max_tokens": max_new, "return_token_ids": True, **sampled}
+        return _of_openai(_ask(server.url, "/v1/completions", body, seconds), f"{server.url}/v1/completions")
 
     with ThreadPoolExecutor(max(1, at_once)) as pool:
         return list(pool.map(one, prompts))

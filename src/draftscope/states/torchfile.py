@@ -112,6 +112,7 @@ def _check(path: Path, named: Place) -> None:
             if pickles[0].file_size > PICKLE_LIMIT:
                 raise StatesError(f"has a pickle of {pickles[0].file_size} bytes", cause="broken", where=str(named))
             text = archive.read(pickles[0])
+    # zipfile raises NotImplementedError where an entry names a compression that it does not know.
     except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError, ValueError, RuntimeError) as error:
         raise StatesError(f"is not a whole file of torch.save ({_reason(error)})", cause="broken", where=str(named),
                               remedy="Copy or write it again (formats older than torch 1.6 are not read)") from None
