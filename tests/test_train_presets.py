@@ -21,9 +21,9 @@ from draftscope.eagle3.collate import Collate
 from draftscope.eagle3.config import DraftConfig
 from draftscope.eagle3.examples import load_examples
 from draftscope.eagle3.loss import Loss, ttt_loss
-from draftscope.eagle3.rowloss import head_loss, row_losses
 from draftscope.eagle3.model import Draft
 from draftscope.eagle3.recipes import PRESETS
+from draftscope.eagle3.rowloss import head_loss, row_losses
 from draftscope.eagle3.runstate import STATE, RunFolder
 from draftscope.eagle3.settings import LossKind, Settings
 from draftscope.eagle3.start import draft_vocabulary

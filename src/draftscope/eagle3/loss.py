@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from draftscope.eagle3.rowloss import head_loss
 from draftscope.eagle3.model import Draft, StepMask
+from draftscope.eagle3.rowloss import head_loss
 from draftscope.eagle3.settings import ROWS_EPS, Alignment, LossKind, Normaliser
 
 
