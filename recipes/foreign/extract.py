@@ -9,14 +9,23 @@ step that never comes.
 from __future__ import annotations
 
 import argparse
+import atexit
 import json
 import os
+import shutil
+import sys
+import tempfile
 import time
 from pathlib import Path
 
-HERE = Path(__file__).parent
+SWEEP = Path(__file__).resolve().parents[2] / "src" / "draftscope" / "engines" / "vllm_sweep.py"
 os.environ.update({"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"})
-os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE.resolve()), *filter(None, [os.environ.get("PYTHONPATH")])])
+# vLLM imports the connector by name, here and in its workers: the file alone, since its neighbours have names of packages.
+SHELF = tempfile.mkdtemp()
+atexit.register(shutil.rmtree, SHELF, ignore_errors=True)
+shutil.copy(SWEEP, SHELF)
+sys.path.append(SHELF)
+os.environ["PYTHONPATH"] = os.pathsep.join([SHELF, *filter(None, [os.environ.get("PYTHONPATH")])])
 
 from conversations import TRAINING, greedy  # noqa: E402
 
@@ -42,7 +51,7 @@ def main() -> None:
             "draft_model_config": {"hf_config": {"eagle_aux_hidden_state_layer_ids": BOUNDARIES}},
         },
         kv_transfer_config={
-            "kv_connector": "CpuHiddenStatesConnector", "kv_connector_module_path": "connector", "kv_role": "kv_producer",
+            "kv_connector": "SweepConnector", "kv_connector_module_path": "vllm_sweep", "kv_role": "kv_producer",
             "kv_connector_extra_config": {"shared_storage_path": str(options.out.resolve())},
         },
     )

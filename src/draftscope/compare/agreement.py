@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from draftscope.compare.runs import Recorded, Run, digest, match, relative, tolerance_of
+from draftscope.compare.runs import Recorded, Run, digest, match, relative, repeated, tolerance_of
 from draftscope.compare.transforms import decompose
 
 EXAMINED = 128
@@ -151,11 +151,11 @@ def _tell_apart(bad: list[tuple[Run, int, int, float]], a: Sequence[Recorded], b
                 tolerance: float) -> list[Unlike]:
     if not bad:
         return []
-    repeated = _repeated(b)
+    same = {slot: repeated(b, slot) for slot in {slot for _, _, slot, _ in bad}}
     pool = _pool(a, (run for run, _, _, _ in bad))
     found: dict[tuple[str, int, str], list[tuple[Run, int, float]]] = defaultdict(list)
     for run, row, slot, error in bad:
-        kind, of = _what(run, row, slot, repeated, pool, tolerance)
+        kind, of = _what(run, row, slot, same[slot], pool, tolerance)
         found[kind, slot, of].append((run, row, error))
     told = []
     for (kind, slot, of), rows in found.items():
@@ -168,7 +168,7 @@ def _tell_apart(bad: list[tuple[Run, int, int, float]], a: Sequence[Recorded], b
     return sorted(told, key=lambda one: (-one.rows, one.slot))
 
 
-def _what(run: Run, row: int, slot: int, repeated: dict[bytes, list[tuple[str, int]]], pool: _Pool,
+def _what(run: Run, row: int, slot: int, shared: dict[bytes, list[tuple[str, int]]], pool: _Pool,
           tolerance: float) -> tuple[str, str]:
     """What row and slot of B hold: kind, and of what."""
     stored = run.b.slots[run.b_start + row, slot]
@@ -184,7 +184,7 @@ def _what(run: Run, row: int, slot: int, repeated: dict[bytes, list[tuple[str, i
     elsewhere = _elsewhere(run, row, slot, x, pool, tolerance)
     if elsewhere is not None:
         return elsewhere
-    same = [place for place in repeated.get(digest(stored), []) if place != (run.b.name, run.b_start + row)]
+    same = [place for place in shared.get(digest(stored), []) if place != (run.b.name, run.b_start + row)]
     if len(same) >= SAME_BITS_MANY:
         return "padding", "one vector that many rows of unlike tokens hold"
     if same:
@@ -213,18 +213,3 @@ def _elsewhere(run: Run, row: int, slot: int, x: Tensor, pool: _Pool, tolerance:
         of = f" of slot {other}" if other != slot else ""
         return "shifted", f"the row {abs(lag)} {'later' if lag > 0 else 'earlier'}{of}"
     return "stale", f"{'an earlier' if lag < 0 else 'a later'} row of the same request"
-
-
-def _repeated(items: Iterable[Recorded]) -> dict[bytes, list[tuple[str, int]]]:
-    """Rows of a slot by their bytes, those that stand in several rows with unlike tokens."""
-    seen: dict[bytes, list[tuple[str, int, int]]] = defaultdict(list)
-    for item in items:
-        for slot in range(item.slots.shape[1]):
-            for row, (state, token) in enumerate(zip(item.slots[:, slot], item.token_ids.tolist(), strict=True)):
-                seen[digest(state)].append((item.name, row, token))
-    return {
-        bits: [(name, row) for name, row, _ in places] for bits, places in seen.items()
-        if len({token for _, _, token in places}) > 1
-    }
-
-

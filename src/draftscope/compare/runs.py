@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -130,3 +131,14 @@ def relative(x: Tensor, r: Tensor) -> Tensor:
 def digest(row: Tensor) -> bytes:
     """A digest: rows themselves would not fit the memory."""
     return blake2b(row.contiguous().view(torch.uint8).numpy().data, digest_size=16).digest()
+
+
+def repeated(items: Iterable[Recorded], slot: int) -> dict[bytes, list[tuple[str, int]]]:
+    """States of a slot that stand bit for bit in rows of unlike tokens: by their digest, request and row of each."""
+    seen: dict[bytes, list[tuple[str, int, int]]] = defaultdict(list)
+    for item in items:
+        if slot < item.slots.shape[1]:
+            for row, (state, token) in enumerate(zip(item.slots[:, slot], item.token_ids.tolist(), strict=True)):
+                seen[digest(state)].append((item.name, row, token))
+    return {bits: [(name, row) for name, row, _ in places] for bits, places in seen.items()
+            if len({token for _, _, token in places}) > 1}

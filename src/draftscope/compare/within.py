@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from draftscope.compare.runs import Recorded, Run, digest, relative, shared_tokens, tolerance_of
+from draftscope.compare.runs import Recorded, Run, relative, repeated, shared_tokens, tolerance_of
 from draftscope.states.types import Trace
 
 
@@ -67,14 +66,9 @@ def within(traces: Sequence[Trace], items: Sequence[Recorded]) -> Within:
 def _repeats(items: Sequence[Recorded]) -> Iterator[tuple[int, int, str]]:
     """Slots in which unlike tokens share a vector, bit for bit."""
     for slot in range(items[0].slots.shape[1] if items else 0):
-        seen: dict[bytes, list[tuple[int, str, int]]] = defaultdict(list)
-        for item in items:
-            if slot < item.slots.shape[1]:
-                for row, (state, token) in enumerate(zip(item.slots[:, slot], item.token_ids.tolist(), strict=True)):
-                    seen[digest(state)].append((token, item.name, row))
-        shared = [places for places in seen.values() if len({token for token, _, _ in places}) > 1]
+        shared = list(repeated(items, slot).values())
         if shared:
-            _, name, row = shared[0][-1]
+            name, row = shared[0][-1]
             yield slot, sum(map(len, shared)), f"{name}, row {row}"
 
 
