@@ -239,3 +239,13 @@ def test_lines_that_are_nothing_are_counted(tmp_path: Path) -> None:
     assert sum(count for count, _ in prepared.skipped.values()) == 5
     with pytest.raises(DraftscopeError, match="No such file"):
         list(read_wanted(tmp_path / "none", prepared))
+
+
+def test_a_server_s_target_is_not_loaded(prompts: Path, tmp_path: Path, served: str, monkeypatch: pytest.MonkeyPatch,
+                                         capsys: pytest.CaptureFixture[str]) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("loaded")
+
+    monkeypatch.setattr("draftscope.target.model.load_target", refuse)
+    assert prepare(prompts, tmp_path / "out", "--server", served) == 0
+    assert "was not measured: a server wrote them" in capsys.readouterr().out

@@ -61,7 +61,8 @@ def command(
 
     where = target or ensure_target(report=ui.note)
     sampling = Sampling(max_new=max_new, temperature=temperature, top_p=top_p, seed=seed)
-    model = None if server is not None and not any(where.glob("*.safetensors")) else load_target(where)
+    # Behind a server the target may be too large to load here; its tokenizer is enough.
+    model = None if server is not None else load_target(where)
     tokenizer = load_tokenizer(where) if model is None else model.tokenizer
     stop_ids = _stop_ids(tokenizer) if model is None else model.stop_ids
     settings = {"prompts": prompts.name, "target": where.name, "by": "kept" if keep_answers else "server" if server else by,
@@ -133,7 +134,7 @@ def _report(ui: Ui, prepared: Prepared, draft_vocab: int) -> None:
         ui.print(f"{percent(prepared.own / prepared.compared)} of {prepared.compared:,} answer tokens looked at are the target's "
                  "own first choice")
     else:
-        ui.print("whose answers these are was not measured: give --target with its weights")
+        ui.print("whose answers these are was not measured: a server wrote them")
     ui.print(f"a draft vocabulary of {size} covers {coverage:.2%} of the answer tokens")
     if prepared.cut:
         ui.print(f"{prepared.cut} answers were cut at their longest length")
