@@ -64,13 +64,50 @@ class Suspicion:
     caveats: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What one variant does and leaves behind: its row in docs/faults.md.
+
+    Attributes:
+        says: what goes wrong, and where it acts (engine, loader, capture, data writer, trainer).
+        input: what has to be handed over for it to be seen, as options of `diagnose` (`--serve, --target`).
+        shows: what is measured there, and how it differs from health.
+        rung: the first rung of the ladder that falls; "none" where acceptance never shows it.
+    """
+
+    says: str
+    input: str
+    shows: str
+    rung: Literal["trained", "reference", "served", "as read", "measured", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What docs/ and `diagnose --explain` say of a fault.
+
+    Attributes:
+        symptom: what its owner sees first.
+        traces: by variant.
+        lookalikes: by fault id, the measurement that separates the two.
+        unseen: kinds of this fault that leave no trace in what can be handed over or cannot be made without a GPU, and why.
+        reports: public ones (`sglang PR #25454`).
+    """
+
+    symptom: str
+    traces: Mapping[str, Trace]
+    lookalikes: Mapping[str, str]
+    unseen: Mapping[str, str] = field(default_factory=dict)
+    reports: tuple[str, ...] = ()
+
+
 class Fault(ABC):
     """A named cause.
 
     Class attributes:
         id: the catalogue's class name in lower case.
         verdict: the verdict it leads to when it comes first (training files alone: `data`; engine only: `runtime`).
-        variants: names that `make` understands, the plainest first.
+        variants: names that `make` understands, the plainest first; those that begin with "train" act on the training side.
+        page: what is said of it outside of a diagnosis.
         includes: faults whose made data may rightly show this one as well.
     """
 
@@ -78,6 +115,7 @@ class Fault(ABC):
     title: ClassVar[str]
     verdict: ClassVar[Verdict]
     variants: ClassVar[tuple[str, ...]]
+    page: ClassVar[Page | None] = None
     includes: ClassVar[frozenset[str]] = frozenset()
 
     @abstractmethod
@@ -87,6 +125,13 @@ class Fault(ABC):
     @abstractmethod
     def make(self, plant: Plant, variant: str) -> Plant:
         """The set-up with this fault planted; ValueError for an unknown variant."""
+
+    def why_not(self, m: Measurements) -> str:
+        """Where nothing was recognised: what was measured against what this fault would have shown, or what to hand over.
+
+        One or two sentences with their figures; `diagnose --explain` prints them.
+        """
+        return "nothing that it would leave behind was measured"
 
     def mend(self, plant: Plant, boundaries: tuple[int, ...]) -> Plant | None:
         """The set-up with the fix applied, slots at the boundaries that the diagnosis found; None where it takes retraining."""
