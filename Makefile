@@ -4,7 +4,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/pytest -q -n 2 --dist worksteal
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-embedded test-remote test-foreign test-vllm test-peers test-sglang lint draft bench-generate bench-capture bench-train schemas lock clean
+.PHONY: help venv demo test test-embedded test-remote test-foreign test-vllm test-peers test-sglang lint docs-faults draft bench-generate bench-capture bench-train schemas lock clean
 WORK ?= $(HOME)/.cache/draftscope/embedded-train
 
 help: ## what there is to make
@@ -62,6 +62,9 @@ bench-generate: .venv/ready ## speculation against plain decoding, in tokens a s
 bench-capture: .venv/ready ## what a capture costs a vLLM server, interleaved in one run
 	@scripts/env-vllm "$(PYTHON)"
 	$(BIN)/python bench/bench_capture.py $(ARGS)
+
+docs-faults: .venv/ready ## write docs/faults.md and docs/faults/ from the faults
+	$(BIN)/python scripts/fault-pages
 
 schemas: .venv/ready ## the JSON schemas that the package publishes
 	$(BIN)/python scripts/schemas

@@ -136,6 +136,8 @@ class Diagnosis(Model):
     next: list[str] = Field(default_factory=list)
     steps: list[str] = Field(default_factory=list)
     provenance: dict[str, Any] = Field(default_factory=dict)
+    explained: dict[str, str] = Field(default_factory=dict)
+    """By fault id, asked for with `--explain`: why it was, or was not, named, and where."""
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 

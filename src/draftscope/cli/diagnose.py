@@ -70,6 +70,8 @@ def command(
     format: Annotated[list[str] | None, typer.Option(
         "--format", metavar="NAME",
         help="Read states as this format: one of training data for --train, one of captures for --serve.")] = None,
+    explain: Annotated[list[str] | None, typer.Option(
+        "--explain", metavar="FAULT", help="Say why this fault was, or was not, named; may be given more than once.")] = None,
     skip_bad: SkipBadOption = False,
     json: JsonOption = None,
     html: HtmlOption = None,
@@ -86,9 +88,15 @@ def command(
         raise UsageError("--prompts are asked of a server", remedy="Give its address with --url")
     from draftscope.diagnose.case import Inputs
     from draftscope.diagnose.run import diagnose
+    from draftscope.faults import FAULTS
     from draftscope.report.html import page
     from draftscope.report.terminal import show
     from draftscope.states.places import Place, place
+
+    known = [fault.id for fault in FAULTS]
+    for name in explain or ():
+        if name not in known:
+            raise UsageError(f"no fault is called {name!r}", remedy=f"Known: {', '.join(known)}")
 
     def at(given: str | None) -> Place | None:
         return None if given is None else place(given)
@@ -112,6 +120,7 @@ def command(
         seed=seed,
         formats=tuple(format or ()),
         skip_bad=skip_bad,
+        explain=tuple(explain or ()),
     )
     found = diagnose(inputs, ui.note)
     if not ui.quiet:

@@ -40,6 +40,7 @@ class Inputs:
         max_tokens: feature rows taken from each source.
         formats: how states are read: those of training data count for `train`, those of captures for `serve`.
         skip_bad: as in `open_source`.
+        explain: ids of faults of which it is to be said why they were, or were not, named.
     """
 
     train: Place | None = None
@@ -60,6 +61,7 @@ class Inputs:
     seed: int = 0
     formats: tuple[str, ...] = ()
     skip_bad: bool = False
+    explain: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)

@@ -15,6 +15,7 @@ from draftscope.consumers import CONSUMERS, ask, effective
 from draftscope.diagnose.case import Case, Inputs, Selected, open_case
 from draftscope.diagnose.climb import climb
 from draftscope.diagnose.effects import costs
+from draftscope.diagnose.explain import explain
 from draftscope.diagnose.ladder import Ladder
 from draftscope.diagnose.live import Live, hear, separated
 from draftscope.diagnose.placing import place
@@ -78,7 +79,9 @@ class Examination:
         if self.ladder is not None and "served" in self.rungs:
             found = costs(self.ladder, suspicions, self.as_read, self.counted)
         judged = [Judged(s, found.effects[i] if found else None) for i, s in enumerate(suspicions)]
-        return conclude(self, judged, found)
+        diagnosis = conclude(self, judged, found)
+        diagnosis.explained = {name: explain(self.m, diagnosis, name) for name in self.case.inputs.explain}
+        return diagnosis
 
     # -- step 1: the checkpoint against its consumer ------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from typing import cast
 
 from draftscope.engines.counted import Counters
 from draftscope.engines.settings import Distortion
-from draftscope.faults.base import Fault, Suspicion
+from draftscope.faults.base import Fault, Page, Suspicion, Trace
 from draftscope.faults.measurements import Measurements, RungFacts
 from draftscope.faults.plant import Plant, Reported
 from draftscope.findings import Evidence, Fix
@@ -26,6 +26,28 @@ class Metric(Fault):
     title = "a number misread"
     verdict = "measurement"
     variants = ("simulated", "bonus left out", "conditional as joint")
+    page = Page(
+        symptom="Two figures for one server disagree, or acceptance is the same whatever is served.",
+        traces={
+            "simulated": Trace("the engine runs with simulated acceptance, left over from a benchmark", "--metrics",
+                               "the setting in the server's own arguments, or counts of two neighbouring values only",
+                               "measured"),
+            "bonus left out": Trace("accept length is told without the bonus token", "--serve, --metrics",
+                                    "recomputed from the recorded counts, one definition alone gives the figure", "measured"),
+            "conditional as joint": Trace("acceptance per position is of the steps that got so far, not of all",
+                                          "--serve, --metrics", "as above, per position", "measured"),
+        },
+        lookalikes={
+            "sampler": "acceptance recounted from the recorded steps is the engine's own there; here it is not",
+            "draft-kv": "the recorded counts themselves fall; here only the figure made of them differs",
+        },
+        unseen={
+            "only the last step counted, tokens after a rejection counted": "an engine of a known release is asked by its own "
+            "definition (engines/definitions.py); a figure from an unknown tool needs recorded steps beside it",
+            "trees against chains": "named in `next` as figures that cannot be compared, not as a fault",
+        },
+        reports=("SafeAILab/EAGLE issue #191", "SafeAILab/EAGLE issue #95", "vLLM PR #16035", "vLLM issue #9565"),
+    )
 
     def recognise(self, m: Measurements) -> list[Suspicion]:
         if m.counters is None:
@@ -37,6 +59,14 @@ class Metric(Fault):
         if recorded is not None and recorded.length is not None and m.recorded_steps >= STEPS:
             found += _misread(m.counters, recorded, m.recorded_steps)
         return found
+
+    def why_not(self, m: Measurements) -> str:
+        if m.counters is None:
+            return "no counters were given (--metrics)"
+        if m.recorded_steps < STEPS:
+            return (f"the counters carry no setting that makes counts up; with {m.recorded_steps} recorded steps (of {STEPS} "
+                    "needed) their definitions could not be recomputed")
+        return f"the counters carry no setting that makes counts up, and agree with {m.recorded_steps} recorded steps"
 
     def make(self, plant: Plant, variant: str) -> Plant:
         if variant not in self.variants:
