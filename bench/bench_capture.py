@@ -15,49 +15,36 @@ import json
 import os
 import platform
 import statistics
-import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+from vllm_worker import Engine
 
 from draftscope.embedded.pair import DRAFT
 from draftscope.target.embedded import ensure_target
 
 HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "recipes" / "foreign"))
+from conversations import SERVED, greedy  # noqa: E402
+
 RESULT = HERE / "results" / "capture.json"
 KINDS = {"plain": None, "a tenth of the requests": "share=0.1,keep_free=0,max_bytes=0",
          "every row": "keep_free=0,max_bytes=0"}
 
 
-class Engine:
-    """One worker process."""
+class Recorded(Engine):
+    """An engine with the recorder in, or without it."""
 
-    def __init__(self, python: str, options: str | None, folder: Path, arguments: list[str]) -> None:
+    def __init__(self, target: Path, k: int, options: str | None, folder: Path) -> None:
         self.folder = folder
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("DRAFTSCOPE_CAPTURE")}
-        if options is not None:
-            environment |= {"DRAFTSCOPE_CAPTURE": str(folder), "DRAFTSCOPE_CAPTURE_OPTIONS": options}
-        self.process = subprocess.Popen([python, str(HERE / "capture_worker.py"), *arguments], env=environment, text=True,
-                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-        if self._line().strip() != "ready":
-            raise SystemExit(f"{python} does not serve the pair: run scripts/env-vllm")
+        inside = {} if options is None else {"DRAFTSCOPE_CAPTURE": str(folder), "DRAFTSCOPE_CAPTURE_OPTIONS": options}
+        super().__init__(target, DRAFT, 8, k, **inside)
 
-    def _line(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline()
-
-    def run(self) -> dict[str, Any]:
-        assert self.process.stdin is not None
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-        told: dict[str, Any] = json.loads(self._line())
-        return told
-
-    def close(self) -> dict[str, Any]:
-        """What its capture counted."""
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        self.process.wait()
+    def captured(self) -> dict[str, Any]:
+        """What its capture counted, once it has ended."""
+        self.close()
         path = self.folder / "capture.json"
         return dict(json.loads(path.read_text())["captured"]) if path.is_file() else {}
 
@@ -69,28 +56,26 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("-k", type=int, default=3)
     options = parser.parse_args()
-    envs = Path(os.environ.get("DRAFTSCOPE_ENVS", Path.home() / ".cache" / "draftscope" / "envs"))
-    python = str(envs / "vllm" / "bin" / "python")
     target = ensure_target(report=print)
-    arguments = [str(target), str(DRAFT), str(options.prompts), str(options.tokens), str(options.k)]
+    prompts = [c.token_ids[: c.prompt_length] for c in greedy(SERVED, options.prompts)]
     with tempfile.TemporaryDirectory() as scratch:
-        engines = {kind: Engine(python, asked, Path(scratch) / str(number), arguments)
+        engines = {kind: Recorded(target, options.k, asked, Path(scratch) / str(number))
                    for number, (kind, asked) in enumerate(KINDS.items())}
         rates: dict[str, list[float]] = {kind: [] for kind in KINDS}
         seconds = dict.fromkeys(KINDS, 0.0)
         answers: dict[str, Any] = {}
         for engine in engines.values():
-            engine.run()
+            engine.run(prompts, options.tokens)
         for number in range(options.rounds):
             for kind in list(KINDS) if number % 2 == 0 else list(KINDS)[::-1]:
-                told = engines[kind].run()
+                told = engines[kind].run(prompts, options.tokens)
                 rates[kind].append(told["tokens"] / told["seconds"])
                 seconds[kind] += told["seconds"]
                 if answers.setdefault("first", told["answers"]) != told["answers"]:
                     raise SystemExit(f"{kind}: the answers are not those of the other engines")
             shown = ", ".join(f"{kind} {rates[kind][-1]:.1f}" for kind in KINDS)
             print(f"round {number + 1}: {shown} tokens/s", flush=True)
-        captured = {kind: engine.close() for kind, engine in engines.items()}
+        captured = {kind: engine.captured() for kind, engine in engines.items()}
     result: dict[str, Any] = {
         "cpu": platform.processor() or platform.machine(), "cores": os.cpu_count(), "rounds": options.rounds,
         "prompts": options.prompts, "tokens": options.tokens, "k": options.k, "answers_identical": True,

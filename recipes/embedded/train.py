@@ -47,6 +47,9 @@ def main() -> None:
     parser.add_argument("--optimizer", choices=("adamw", "muon"), default="muon")
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32",
                         help="bfloat16 where the processor has it")
+    parser.add_argument("--draft-vocab", type=int, default=8192)
+    parser.add_argument("--intermediate", type=int, default=None, help="width of the draft's MLP, without it the target's")
+    parser.add_argument("--patience", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -65,8 +68,9 @@ def main() -> None:
     source = open_source(options.states or options.work, kind="samples")
     corpus, held = split(FileCorpus.of(source, Fitting(parts, max_length=512), run / "choices", on_tokens=reading), 48)
     counts = token_counts(corpus, int(raw["vocab_size"]))
-    d2t, _, coverage = draft_vocabulary(counts, 8192)
-    config = shape_of(raw, 8192)
+    d2t, _, coverage = draft_vocabulary(counts, options.draft_vocab)
+    changes = {} if options.intermediate is None else {"intermediate_size": options.intermediate}
+    config = shape_of(raw, options.draft_vocab, **changes)
     print(f"{len(corpus.lengths)} samples, {int(counts.sum())} answer tokens, {len(held.lengths)} held out; draft vocabulary "
           f"covers {coverage:.4f}", flush=True)
 
@@ -82,7 +86,7 @@ def main() -> None:
                         noise=options.noise, weight_decay=options.weight_decay, optimizer=options.optimizer,
                         precision=options.precision)
     result = train(corpus, parts, config, d2t, run, settings=settings, heldout=held,
-                   watch=Watch(evaluate_every=130, save_minutes=3), on_event=show)
+                   watch=Watch(evaluate_every=130, patience=options.patience, save_minutes=3), on_event=show)
     print("finished" if result.finished else "interrupted; the same command goes on", result.heldout)
 
 
