@@ -91,7 +91,7 @@ class Placed(Model):
     """What a slot or entry is. `margin` = 1 - err(best) / err(second); unplaced: boundary None.
 
     `transform` names the reading under which it fits (`none`, `lag`, `scale`, ...), `share` the rows that do, `shares` what all
-    rows match, `errors` the plain error under every stream boundary 0..n.
+    rows match, `errors` the plain error under every stream boundary 0..n. `mlp`: a branch of the MLP alone.
     """
 
     slot: int
@@ -108,6 +108,7 @@ class Placed(Model):
     shares: dict[str, float] = Field(default_factory=dict)
     candidates: list[int] = Field(default_factory=list)
     errors: list[float] = Field(default_factory=list)
+    mlp: bool = False
 
 
 class Placement(Model):

@@ -151,7 +151,7 @@ class Evidence:
     """Bounded evidence on what each slot holds, over any number of sequences.
 
     Attributes:
-        rows: at most `capacity` sampled rows with `key, sequence, row, first, sink [S], finite [S], zero [S],
+        rows: at most `capacity` sampled rows with `key, sequence, row, first, verify, sink [S], finite [S], zero [S],
             offset and rest [S, C, lags]`.
         whole: rows that no place and lag explains, with their vectors `x [S, Ht]` and the streams `r [n+1, Ht]`.
         references: sketches of the target's streams and `post` over all rows, for finding rows that moved.
@@ -169,8 +169,11 @@ class Evidence:
         self.sketch: Sketch | None = None
         self.seen: dict[str, Tensor] = {}
 
-    def update(self, slots: Tensor, swept: Sweep) -> None:
-        """Take in the slots [T, S, Ht] of a sequence, row t at token t of the sweep (which may be longer)."""
+    def update(self, slots: Tensor, swept: Sweep, verify: Tensor | None = None) -> None:
+        """Take in the slots [T, S, Ht] of a sequence, row t at token t of the sweep (which may be longer).
+
+        `verify` [T] bool marks rows of verify steps, None = no row is one.
+        """
         if slots.ndim != 3 or slots.shape[2] != swept.stream.shape[2]:
             raise ValueError(f"slots of shape {tuple(slots.shape)} do not fit states of width {swept.stream.shape[2]}")
         count, width = slots.shape[0], slots.shape[2]
@@ -195,13 +198,14 @@ class Evidence:
         index = self.rows.wanted(keys)
         offset, rest = measure(x[index], swept, index, self.candidates)
         sequence = torch.full((len(index),), number)
+        late = torch.zeros(count, dtype=torch.bool) if verify is None else verify
         self.rows.add(
-            key=keys[index], sequence=sequence, row=index, first=first[index], sink=sink[index], finite=finite[index],
-            zero=(norms == 0)[index], offset=offset, rest=rest,
+            key=keys[index], sequence=sequence, row=index, first=first[index], verify=late[index], sink=sink[index],
+            finite=finite[index], zero=(norms == 0)[index], offset=offset, rest=rest,
         )
         error = torch.hypot(offset, rest).nan_to_num(torch.inf).flatten(2).amin(2)
         failed = (error > FAILED) & finite[index] & ~sink[index] & (norms > 0)[index] & ~first[index][:, None]
-        self._keep_whole(x, swept, keys, index[failed.any(1)], failed[failed.any(1)], number)
+        self._keep_whole(x, swept, keys, index[failed.any(1)], failed[failed.any(1)], late, number)
         self._keep_references(swept, number)
 
     def _begin(self, slots: int, width: int, swept: Sweep) -> None:
@@ -219,12 +223,14 @@ class Evidence:
         ):
             self.seen[name] = self.seen[name] + rows.sum(0)
 
-    def _keep_whole(self, x: Tensor, swept: Sweep, keys: Tensor, index: Tensor, failed: Tensor, number: int) -> None:
+    def _keep_whole(
+        self, x: Tensor, swept: Sweep, keys: Tensor, index: Tensor, failed: Tensor, verify: Tensor, number: int,
+    ) -> None:
         chosen = self.whole.wanted(keys[index])
         index, failed = index[chosen], failed[chosen]
         self.whole.add(
             key=keys[index], sequence=torch.full((len(index),), number), row=index, failed=failed, x=x[index],
-            r=swept.stream[:, index].float().transpose(0, 1),
+            verify=verify[index], r=swept.stream[:, index].float().transpose(0, 1),
         )
 
     def _keep_references(self, swept: Sweep, number: int) -> None:

@@ -106,14 +106,16 @@ class Readings:
         return chosen
 
 
-def judge(evidence: Evidence, slot: int) -> Placed:
-    """What slot number `slot` holds."""
+def judge(evidence: Evidence, slot: int, verify: bool | None = None) -> Placed:
+    """What slot number `slot` holds: in rows of verify steps alone, or in the others alone, or in all."""
     seen = {name: int(counts[slot]) for name, counts in evidence.seen.items()}
     held = evidence.rows.columns()
     if not held:
         return Placed(slot, None, None, None, seen=seen)
     finite, sink, first = held["finite"][:, slot], held["sink"][:, slot], held["first"]
     ordinary = finite & ~first & ~sink
+    if verify is not None:
+        ordinary = ordinary & (held["verify"] == verify)
     offset, rest = held["offset"][:, slot], held["rest"][:, slot]
     every = Readings(offset, rest)
     usual = Readings(offset[ordinary], rest[ordinary])
@@ -131,7 +133,7 @@ def judge(evidence: Evidence, slot: int) -> Placed:
     if minority is not None:
         reading, rows = minority
     elif reading.error > UNPLACED:
-        return _elsewhere(evidence, slot, replace(base, error=plain.error), ordinary, held["zero"][:, slot])
+        return _elsewhere(evidence, slot, replace(base, error=plain.error), ordinary, held["zero"][:, slot], verify)
     best = int(reading.errors[rows].median(0).values.argmin())
     matching = reading.errors[:, best][reading.errors[:, best] < UNPLACED]
     tolerance = min(max(4 * float(matching.median()), 0.03), UNPLACED) if len(matching) else 0.03
@@ -266,12 +268,12 @@ class Found:
         )
 
 
-def _look_up(evidence: Evidence, slot: int, ids: Tensor | None = None) -> Found | None:
+def _look_up(evidence: Evidence, slot: int, ids: Tensor | None = None, verify: bool | None = None) -> Found | None:
     """Look rows kept whole up among all rows of the target: those of `ids` [N, 2] (sequence, row), else all that failed."""
     whole, references = evidence.whole.columns(), evidence.references.columns()
     if not whole or evidence.sketch is None:
         return None
-    failed = whole["failed"][:, slot]
+    failed = _failed(evidence, slot, verify)
     if ids is not None:
         chosen = {tuple(pair) for pair in ids.tolist()}
         pairs = zip(whole["sequence"].tolist(), whole["row"].tolist(), strict=True)
@@ -296,11 +298,20 @@ def _look_up(evidence: Evidence, slot: int, ids: Tensor | None = None) -> Found 
     return Found(own, torch.stack(errors, 1), torch.stack([references["sequence"][at], references["row"][at]], -1))
 
 
-def _elsewhere(evidence: Evidence, slot: int, base: Placed, ordinary: Tensor, zero: Tensor) -> Placed:
+def _failed(evidence: Evidence, slot: int, verify: bool | None) -> Tensor:
+    """[W] bool: rows kept whole because nothing explains this slot of them."""
+    whole = evidence.whole.columns()
+    failed = whole["failed"][:, slot]
+    return failed if verify is None else failed & (whole["verify"] == verify)
+
+
+def _elsewhere(
+    evidence: Evidence, slot: int, base: Placed, ordinary: Tensor, zero: Tensor, verify: bool | None
+) -> Placed:
     """A slot that matches nothing where its rows stand: rows moved, or turned by an orthogonal map, or unplaced."""
     zeros = float((zero & ordinary).sum()) / int(ordinary.sum())
     base = replace(base, shares=_named(matched=0.0, zero=zeros, unmatched=1 - zeros))
-    found = _look_up(evidence, slot)
+    found = _look_up(evidence, slot, verify=verify)
     if found is None:
         return base
     hits = (found.error < MATCHED).double().mean(0)
@@ -314,16 +325,16 @@ def _elsewhere(evidence: Evidence, slot: int, base: Placed, ordinary: Tensor, ze
                 unmatched=1 - zeros - moved.same - moved.other,
             ),
         )
-    return _turned(evidence, slot, base)
+    return _turned(evidence, slot, base, verify)
 
 
 def _named(**shares: float) -> dict[str, float]:
     return {name.replace("_", " "): share for name, share in shares.items() if share > 1e-9 or name == "matched"}
 
 
-def _turned(evidence: Evidence, slot: int, base: Placed) -> Placed:
+def _turned(evidence: Evidence, slot: int, base: Placed, verify: bool | None) -> Placed:
     whole = evidence.whole.columns()
-    failed = whole["failed"][:, slot]
+    failed = _failed(evidence, slot, verify)
     x, r = whole["x"][failed, slot], whole["r"][failed]
     if len(x) < 8:
         return base

@@ -103,5 +103,5 @@ def as_finding(placed: Placed, label: str) -> findings.Placed:
         slot=placed.slot, label=label, boundary=placed.boundary, norm=placed.norm, kind=placed.kind, margin=placed.margin,
         error=placed.error, lag=placed.lag, scale=placed.scale, transform=placed.transform, share=placed.share,
         candidates=sorted({c.index for c in placed.candidates if c.kind == placed.kind}), errors=list(placed.plain_errors),
-        shares=dict(placed.shares),
+        shares=dict(placed.shares), mlp=placed.mlp,
     )

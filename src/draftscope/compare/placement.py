@@ -53,21 +53,22 @@ class Placer:
     def __init__(self, rows: int = 2048, *, whole_bytes: int = 2**27, reference_rows: int = 2**14) -> None:
         self.evidence = Evidence(rows, whole_bytes=whole_bytes, reference_rows=reference_rows)
 
-    def update(self, slots: Tensor, swept: Sweep) -> None:
+    def update(self, slots: Tensor, swept: Sweep, verify: Tensor | None = None) -> None:
         """Take in one sequence.
 
         Args:
             slots: [T, S, Ht], any float dtype; row t was labelled with token t of the sweep.
             swept: every place of the target over the same tokens; at least T of them.
+            verify: [T] bool, rows of verify steps, which `result` can tell apart from the others.
 
         Raises:
             ValueError: the shapes do not fit each other.
         """
-        self.evidence.update(slots, swept)
+        self.evidence.update(slots, swept, verify)
 
-    def result(self) -> list[Placed]:
-        """One `Placed` per slot; empty before the first sequence."""
-        return [judge(self.evidence, slot) for slot in range(len(self.evidence.seen.get("first", ())))]
+    def result(self, verify: bool | None = None) -> list[Placed]:
+        """One `Placed` per slot, of all rows or of one phase's alone; empty before the first sequence."""
+        return [judge(self.evidence, slot, verify) for slot in range(len(self.evidence.seen.get("first", ())))]
 
 
 def place(pairs: Iterable[tuple[Tensor, Sweep]], *, rows: int = 2048) -> list[Placed]:

@@ -84,18 +84,23 @@ def fit_rotation(x: Tensor, r: Tensor) -> Rotation:
     """
     x, r = x.double(), r.double()
     fit_x, fit_r, held_x, held_r = x[::2], r[::2], x[1::2], r[1::2]
-    basis_r, tri_r = torch.linalg.qr(fit_r.T)
-    basis_x, tri_x = torch.linalg.qr(fit_x.T)
-    left, _, right = torch.linalg.svd(tri_r @ tri_x.T)
-    predicted = held_r @ basis_r @ left @ right @ basis_x.T
+    predicted = held_r @ fit_orthogonal(fit_x, fit_r)
     error = (held_x - predicted).norm(dim=-1) / held_r.norm(dim=-1).clamp_min(TINY)
     return Rotation(
         gram_error=gram_error(x, r), error=float(error.median()) if len(error) else float("inf"),
-        determined=len(fit_r) >= x.shape[1], permutation=_permuted(x, r), rows=len(x),
+        determined=len(fit_r) >= x.shape[1], permutation=permuted(x, r), rows=len(x),
     )
 
 
-def _permuted(x: Tensor, r: Tensor) -> bool:
+def fit_orthogonal(x: Tensor, r: Tensor) -> Tensor:
+    """The orthogonal map [H, H] on the rows' span for which r @ map is nearest to x [M, H] (Procrustes)."""
+    basis_r, tri_r = torch.linalg.qr(r.T)
+    basis_x, tri_x = torch.linalg.qr(x.T)
+    left, _, right = torch.linalg.svd(tri_r @ tri_x.T)
+    return basis_r @ left @ right @ basis_x.T
+
+
+def permuted(x: Tensor, r: Tensor) -> bool:
     """Whether nearly every channel of r is found as one channel of x (of its own), up to sign."""
     if len(x) < 24:  # fewer rows correlate by chance
         return False

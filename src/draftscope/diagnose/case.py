@@ -74,6 +74,7 @@ class Selected:
         begins_late: requests recorded from a later position than their first (a cached prefix): their history is not here.
         other_shape: sequences left out by their own slots and width, `SLOTSxWIDTH`, where the source's first has another.
         nonfinite: (slot, rows, of, first name, first row); slot -1 is the last state.
+        claimed_norm: what all samples say of their last state, `pre` or `post`; "" where they say nothing, or not the same.
         checked: samples whose values were all looked at.
     """
 
@@ -90,6 +91,7 @@ class Selected:
     other_shape: dict[str, int] = field(default_factory=dict)
     nonfinite: list[tuple[int, int, int, str, int]] = field(default_factory=list)
     checked: int = 0
+    claimed_norm: str = ""
 
     @property
     def rows(self) -> int:
@@ -224,10 +226,12 @@ def _select(path: Place, kind: Kind, inputs: Inputs, slots: int | None, width: i
     selected = Selected(source, meta=dict(source.meta))
     lengths: list[int] = []
     read = 0
+    claims: set[str] = set()
     shape: tuple[int, int] | None = None
     for item in source:
         if isinstance(item, Sample):
             selected.labels = selected.labels or item.labels
+            claims.add(item.claimed_norm or "")
             if item.loss_mask is not None:
                 count = int(item.loss_mask.sum())
                 selected.masked += 1
@@ -252,6 +256,7 @@ def _select(path: Place, kind: Kind, inputs: Inputs, slots: int | None, width: i
             usable = 0
         lengths.append(usable)
     selected.total = len(lengths)
+    selected.claimed_norm = claims.pop() if len(claims) == 1 else ""
     chosen = _spread(lengths, inputs.max_tokens)
     for position, item in enumerate(source):
         if position in chosen:

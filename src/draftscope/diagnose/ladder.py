@@ -8,18 +8,25 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from draftscope.compare.maps import FEWEST, fitted_turn
 from draftscope.diagnose.case import Case
-from draftscope.diagnose.sides import SweptSide
+from draftscope.diagnose.changing import Map, changed, rows_of, shifted
+from draftscope.diagnose.reference import explained
+from draftscope.diagnose.sides import SweptSide, choosing
 from draftscope.eagle3.checkpoint import build_draft
 from draftscope.eagle3.model import Draft
 from draftscope.eagle3.reading import Reading
 from draftscope.eagle3.replay import replay
 from draftscope.eagle3.replayed import Replay
 from draftscope.faults.base import Undo
+from draftscope.faults.changes import Change, TurnBack
 from draftscope.faults.measurements import Measurements
 from draftscope.findings import Placed
 from draftscope.linting.vocabulary import rebuilt_ids
 from draftscope.states.types import Sequence
+
+ROWS = 4096
+"""Rows on which an orthogonal map is fitted, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +35,7 @@ class Repair:
 
     reference: frozenset[int] = frozenset()
     order: tuple[int, ...] = ()
-    scale: tuple[tuple[int, float], ...] = ()
-    shift: int = 0
+    states: tuple[Change, ...] = ()
     reading: Reading = field(default_factory=Reading)
     rebuilt_map: bool = False
 
@@ -54,8 +60,7 @@ def combine(undos: Iterable[Undo], base: Reading) -> Repair:
         repair = Repair(
             reference=repair.reference | undo.reference,
             order=undo.order or repair.order,
-            scale=(*repair.scale, *sorted(undo.scale.items())),
-            shift=repair.shift + undo.shift,
+            states=(*repair.states, *undo.states),
             reading=reading,
             rebuilt_map=rebuilt,
         )
@@ -94,6 +99,7 @@ class Ladder:
         self.case, self.serve, self.reference, self.on_tokens = case, serve, reference, on_tokens
         self._replays: dict[object, Replay] = {}
         self._drafts: dict[object, Draft] = {}
+        self._turns: dict[TurnBack, Map | None] = {}
 
     @property
     def can_remake(self) -> bool:
@@ -101,9 +107,8 @@ class Ladder:
         return (
             self.serve is not None
             and self.reference is not None
-            and all(
-                p.boundary in self.serve.kept and p.kind == "stream" and p.norm == "pre" and not p.lag for p in self.reference
-            )
+            and all(p.boundary in self.serve.kept and p.kind == "stream" and explained(p) for p in self.reference)
+            and (self.case.parts is not None or all(p.norm == "pre" for p in self.reference))
         )
 
     def draft(self, reading: Reading, rebuilt_map: bool = False) -> Draft:
@@ -138,11 +143,11 @@ class Ladder:
     def remade(self, repair: Repair) -> Replay:
         """On the served tokens with the target's own states."""
         assert self.reference is not None
-        whole = replace(repair, reference=frozenset(range(len(self.reference))), order=(), scale=(), shift=0)
+        whole = replace(repair, reference=frozenset(range(len(self.reference))), order=(), states=())
         return self.served(whole)
 
     def _run(self, key: tuple[object, ...], repair: Repair, sequences: Iterable[Sequence]) -> Replay:
-        name = repr((key, [(p.boundary, p.scale) for p in self.reference or ()]))
+        name = repr((key, [(p.boundary, p.norm, p.scale, p.lag) for p in self.reference or ()]))
         if name not in self._replays:
             draft = self.draft(repair.reading, repair.rebuilt_map)
             self._replays[name] = replay(
@@ -152,13 +157,8 @@ class Ladder:
 
     def _repaired(self, sequence: Sequence, repair: Repair) -> Sequence:
         features = sequence.features
-        if repair.scale:
-            factors = torch.ones(features.shape[1])
-            for slot, factor in repair.scale:
-                factors[slot] *= factor
-            features = features.float() * factors[:, None]
-        if repair.shift:
-            features = _shifted(features, repair.shift)
+        if repair.states:
+            features = changed(sequence, repair.states, lambda: self._own(sequence), self._turn)
         if repair.order:
             features = features[:, list(repair.order)]
         if repair.reference:
@@ -173,14 +173,26 @@ class Ladder:
         return replace(sequence, features=features, last=last)
 
     def _own(self, sequence: Sequence) -> Tensor:
+        """The target's own states [T, S, H], as the reference has them: with its factor, its lag, after the norm or before."""
         assert self.serve is not None and self.reference is not None
-        own = self.serve.reference(sequence.name, [p.boundary or 0 for p in self.reference])
-        scale = torch.tensor([1.0 if p.scale is None else p.scale for p in self.reference])
-        return own * scale[:, None]
+        states = []
+        for place in self.reference:
+            state = self.serve.reference(sequence.name, [place.boundary or 0])[:, 0]
+            if place.norm == "post" and self.case.parts is not None:
+                state = self.case.parts.final_norm(state)
+            states.append(shifted(state * (1.0 if place.scale is None else place.scale), place.lag or 0))
+        return torch.stack(states, 1)
 
-
-def _shifted(features: Tensor, by: int) -> Tensor:
-    """Row t takes row t + by; rows at the edge keep their own."""
-    rows = torch.arange(len(features))
-    source = rows + by
-    return features[torch.where((source >= 0) & (source < len(features)), source, rows)]
+    def _turn(self, change: TurnBack) -> Map | None:
+        """The orthogonal map of a slot, fitted on the sequences on which repairs are chosen."""
+        if change not in self._turns:
+            assert self.case.serve is not None
+            sequences = {s.name: s for s in self.case.serve.sequences}
+            found, own = [], []
+            for name in choosing(list(sequences)):
+                rows = rows_of(sequences[name], change.phase) & sequences[name].features[:, change.slot].isfinite().all(-1)
+                found.append(sequences[name].features[rows, change.slot].float())
+                own.append(self._own(sequences[name])[rows, change.slot])
+            x, r = torch.cat(found)[:ROWS], torch.cat(own)[:ROWS]
+            self._turns[change] = fitted_turn(x, r) if len(x) >= FEWEST else None
+        return self._turns[change]

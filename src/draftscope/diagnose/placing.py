@@ -10,7 +10,9 @@ from draftscope.boundaries import default_boundaries
 from draftscope.compare.pairing import Matched, match_entries, pair
 from draftscope.compare.statistics import compare_fingerprints
 from draftscope.diagnose.case import Selected
+from draftscope.diagnose.holding import hold
 from draftscope.diagnose.ladder import Ladder, as_meant
+from draftscope.diagnose.precision import try_precisions
 from draftscope.diagnose.reference import decide, from_boundaries
 from draftscope.diagnose.sides import side_facts, sweep_side
 from draftscope.faults.measurements import TRAINED
@@ -53,6 +55,8 @@ def place(examination: Examination) -> None:
         m.reference_from = TRAINED
     if examination.ladder is not None:
         examination.ladder.reference = m.reference
+    hold(case, m, examination.swept)
+    try_precisions(case, m)
 
 
 def _by_sweep(examination: Examination) -> None:
@@ -69,7 +73,7 @@ def _by_sweep(examination: Examination) -> None:
         swept = sweep_side(target, selected, tuple(sorted(wanted)))
         examination.swept[facts.name] = swept
         placed = side_facts(facts.name, selected, swept)
-        facts.slots, facts.last, facts.proof = placed.slots, placed.last, "sweep"
+        facts.slots, facts.last, facts.proof, facts.detail = placed.slots, placed.last, "sweep", placed.detail
         wanted |= {p.boundary for p in facts.slots if p.boundary is not None and p.kind == "stream" and p.norm == "pre"}
         held = ", ".join(_words(p) for p in facts.slots)
         examination.steps.append(f"{facts.name} slots placed against {target.layers + 1} boundaries: {held}")

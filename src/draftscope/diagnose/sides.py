@@ -15,10 +15,14 @@ from draftscope.diagnose.case import Selected
 from draftscope.faults.measurements import NonFinite, SideFacts, SideName
 from draftscope.target.model import Target
 from draftscope.target.recorded import RecordedSweep
+from draftscope.target.spoiling import Phase
 from draftscope.target.sweep import sweep
 
 HALVES_FROM = 16
 """Sequences from which a repair is chosen on one half and judged on the other."""
+
+FEWEST = 12
+"""Rows of a phase from which its slots are placed on their own."""
 
 
 def choosing(names: list[str]) -> list[str]:
@@ -37,6 +41,7 @@ class SweptSide:
 
     Attributes:
         placed: one entry per slot, as placement found it; the last state's behind them where there is one.
+        phases: the same from the rows of one phase alone, where a capture tells the phases apart.
         streams: by sequence name, the target's own states [T, B, Ht] float32 at the boundaries `kept`.
         last: by sequence name, boundary n before the final norm [T, Ht].
     """
@@ -45,6 +50,7 @@ class SweptSide:
     kept: tuple[int, ...]
     streams: dict[str, Tensor] = field(default_factory=dict)
     last: dict[str, Tensor] = field(default_factory=dict)
+    phases: dict[Phase, list[PlacedSlot]] = field(default_factory=dict)
 
     def reference(self, name: str, boundaries: list[int]) -> Tensor:
         """[T, len(boundaries), Ht]: what the slots of a sequence should hold."""
@@ -60,7 +66,7 @@ def sweep_side(
     """
     placer = Placer()
     placing = set(choosing([sequence.name for sequence in selected.sequences]))
-    result = SweptSide([], keep)
+    result, told = SweptSide([], keep), False
     by_name = {sequence.name: sequence for sequence in selected.sequences}
     items = [(name, sequence.token_ids[: sequence.rows]) for name, sequence in by_name.items()]
     found = target.sweep(items, on_tokens=on_tokens) if isinstance(target, RecordedSweep) else sweep(
@@ -71,10 +77,14 @@ def sweep_side(
         if sequence.last is not None:
             slots = torch.cat([slots, sequence.last.float()[:, None]], 1)
         if swept.name in placing:
-            placer.update(slots, swept)
+            verify = sequence.answer if selected.source.kind == "traces" else None
+            told |= verify is not None
+            placer.update(slots, swept, None if verify is None else verify[: sequence.rows])
         result.streams[swept.name] = swept.stream[list(keep)].transpose(0, 1).float().clone()
         result.last[swept.name] = swept.stream[-1].float().clone()
     result.placed = placer.result()
+    if told:
+        result.phases = {"prefill": placer.result(verify=False), "verify": placer.result(verify=True)}
     return result
 
 
@@ -90,10 +100,15 @@ def side_facts(name: SideName, selected: Selected, swept: SweptSide | None) -> S
         empty=selected.empty,
         answer_tokens=selected.answer_tokens,
     )
+    facts.detail.claimed_norm, facts.detail.stored_in = selected.claimed_norm, str(first.features.dtype).removeprefix("torch.")
     if swept is not None:
         slots = int(first.features.shape[1])
         converted = [as_finding(placed, _label(selected, placed.slot)) for placed in swept.placed]
         facts.slots, facts.proof = converted[:slots], "sweep"
+        facts.detail.phases = {
+            phase: [as_finding(placed, _label(selected, placed.slot)) for placed in several[:slots]]
+            for phase, several in swept.phases.items() if all(placed.rows >= FEWEST for placed in several[:slots])
+        }
         facts.last = converted[slots].model_copy(update={"slot": -1}) if len(converted) > slots else None
     return facts
 

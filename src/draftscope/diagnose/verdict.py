@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from draftscope.diagnose.run import Examination
 
 STRENGTH = {"proven": 0, "supported": 1, "suspected": 2}
-BY_SLOT = frozenset({"layer-set", "layer-offset", "residual-missing", "scale-mult", "token-shift"})
+BY_SLOT = frozenset({"layer-set", "layer-offset", "residual-missing", "scale-mult", "token-shift", "final-norm",
+                     "rotated-space"})
 SOUND = 0.9
 """Share of a slot's rows that must match for it to be right."""
 SPANS = {
@@ -104,7 +105,8 @@ def _weigh(judged: Judged, m: Measurements) -> None:
         return
     suspicion.strength = "supported" if effect is None or (effect.gain or 0) > 0 else "suspected"
     suspicion.caveats.append(
-        "what the draft was trained on was not given (--train): the reference is what its configuration says"
+        "what the draft was trained on was not given (--train): the reference is what its configuration says" if m.train is None
+        else "the reference is what the draft's configuration says: the training files given hold something else"
     )
 
 

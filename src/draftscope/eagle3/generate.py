@@ -12,8 +12,8 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -123,7 +123,7 @@ def generate(target: Target, draft: Draft | None, prompts: Sequence[Sequence[int
     scratch = k if shape is None else max(k, depth, shape.expanded)
     rows = max(1, min(rows, len(prompts)))
     capacity = min(max(map(len, prompts), default=0) + max_new, context) + scratch + 1
-    taps = () if draft is None else wiring.slots
+    taps, verified = ((), ()) if draft is None else (wiring.taps(), wiring.taps("verify"))
     cache = target.new_cache(rows, capacity)
     drafter = None if draft is None else Drafter(draft, k, rows, capacity, feedback, shape, sampling)
     results = [Generated(request) for request in range(len(prompts))]
@@ -160,7 +160,8 @@ def generate(target: Target, draft: Draft | None, prompts: Sequence[Sequence[int
                         draws[number] = sampling.draws(number) if seeds is None else Draws(seeds[number])
                         bonus[free[i]] = draws[number].choose(sampling.distribution(logits[i].cpu()))
                 if drafter is not None:
-                    features = wiring.apply(seen.taps, counts)
+                    numbers = tuple(request.request for request in fresh)
+                    features = wiring.apply(seen.taps, counts, requests=numbers, norm=target.parts.final_norm)
                     hidden = drafter.draft.project(features)
                     following = F.pad(ids[:, 1:], (0, 1))
                     following[ends] = bonus[at]
@@ -194,7 +195,7 @@ def generate(target: Target, draft: Draft | None, prompts: Sequence[Sequence[int
             # Verify: the target reads the token it chose last and those drafted, which count as far as they are its own.
             ids = torch.cat([bonus[at, None], drafted.clamp(min=0)], 1)
             starts = cache.lengths[at]
-            seen = target.forward(ids, taps, cache=cache, rows=some, branches=None if grown is None else _branches(grown))
+            seen = target.forward(ids, verified, cache=cache, rows=some, branches=None if grown is None else _branches(grown))
             logits = target.logits(seen.post)
             if sampling is None:
                 verdict = verify_greedy(proposal, logits.argmax(-1).cpu(), depth)
@@ -219,7 +220,8 @@ def generate(target: Target, draft: Draft | None, prompts: Sequence[Sequence[int
 
             # Extend: the draft over the accepted rows, now with their true features.
             if drafter is not None:
-                features = _features(wiring, seen.taps, verdict, starts)
+                about = {"requests": tuple(r.request for _, r in live), "norm": target.parts.final_norm}
+                features = _features(wiring, seen.taps, verdict, starts, about)
                 hidden = drafter.draft.project(features)
                 if observer is not None and proposal.states is not None:
                     for i, (_, request) in enumerate(live):
@@ -241,15 +243,16 @@ def _branches(tree: Tree) -> Branches:
     return Branches(F.pad(tree.depths, (1, 0)), tree.seen())
 
 
-def _features(wiring: Wiring, taps: Tensor, verdict: Verdict, starts: Tensor) -> Tensor:
+def _features(wiring: Wiring, taps: Tensor, verdict: Verdict, starts: Tensor, about: dict[str, Any]) -> Tensor:
     """What the draft gets of the states [R, W, S, Ht] of a verify step. Of a tree an engine hands it the path, so that is the
-    block of rows in which states shift."""
+    block of rows in which rows are mixed up."""
+    whole = torch.full_like(verdict.accepted, taps.shape[1])
     if verdict.path is None:
-        return wiring.apply(taps, torch.full_like(verdict.accepted, taps.shape[1]), starts)
-    features = replace(wiring, shift=0, poison=0).apply(taps, torch.full_like(verdict.accepted, taps.shape[1]))
-    if wiring.shift or wiring.poison:
+        return wiring.apply(taps, whole, starts, phase="verify", **about)
+    features = wiring.row_by_row().apply(taps, whole, starts, phase="verify", **about)
+    if any(spoiler.across for spoiler in wiring.spoiled()):
         features = features.clone()
-        along = wiring.apply(verdict.along(taps), verdict.accepted + 1, starts)
+        along = wiring.apply(verdict.along(taps), verdict.accepted + 1, starts, phase="verify", **about)
         features[torch.arange(len(taps))[:, None], verdict.path] = along
     return features
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from draftscope.eagle3.reading import D2T
+from draftscope.faults.changes import Change
 from draftscope.faults.measurements import Measurements, SideFacts, SideName
 from draftscope.faults.plant import Plant
 from draftscope.findings import Evidence, Fix, Placed, Recovery, Strength, Verdict
@@ -20,8 +21,7 @@ class Undo:
     Attributes:
         reference: serving slots to be replaced by the target's own states at the reference boundary (needs the target).
         order: slot i takes recorded slot order[i]; () = as recorded.
-        scale: slot -> factor to multiply by.
-        shift: rows to move by: row t takes recorded row t + shift.
+        states: changes of served slots, by rows of a phase and by channels.
         settings: the checkpoint's own switches in place of those that the engine has in effect.
         d2t, feedback: how the draft is read instead; None = unchanged.
         switches: of the draft's configuration, set so.
@@ -30,8 +30,7 @@ class Undo:
 
     reference: frozenset[int] = frozenset()
     order: tuple[int, ...] = ()
-    scale: Mapping[int, float] = field(default_factory=dict)
-    shift: int = 0
+    states: tuple[Change, ...] = ()
     settings: bool = False
     d2t: D2T | Literal["rebuilt"] | None = None
     feedback: Literal["pre", "post"] | None = None

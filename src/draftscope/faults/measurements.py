@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from draftscope.engines.counted import Counters
+from draftscope.faults.facts_slots import SlotFacts
 from draftscope.findings import Placed
 
 SideName = Literal["train", "serve"]
@@ -39,6 +40,7 @@ class SideFacts:
         proof: how it was placed: by a `sweep` of the target over the same tokens, by `pairs` with training rows of the same text,
             by `parts` (boundary 0 only), or not.
         embedding: per slot, whether it equals the token's embedding row up to one factor; None = not tested.
+        detail: of the slots, beyond their places.
         masked: samples whose loss mask is known; empty: those of them without one answer token.
     """
 
@@ -50,6 +52,7 @@ class SideFacts:
     nonfinite: list[NonFinite] = field(default_factory=list)
     embedding: list[bool | None] = field(default_factory=list)
     last: Placed | None = None
+    detail: SlotFacts = field(default_factory=SlotFacts)
     masked: int = 0
     empty: int = 0
     answer_tokens: int = 0

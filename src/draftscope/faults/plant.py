@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from draftscope.eagle3.reading import Reading
+from draftscope.target.quantised import Precision
+from draftscope.target.spoiling import Spoiler
 from draftscope.target.wiring import Wiring
 
 Reported = Literal["counts", "simulated", "bonus left out", "conditional as joint"]
@@ -17,6 +19,8 @@ class Plant:
 
     Attributes:
         serve, train: which target states the engine, and the writer of the training data, put into the slots.
+        last: what befalls the last state on its way into the training files.
+        precision: of the weights of the target that serves, "" = as they are.
         engine: how the engine reads the checkpoint.
         drop: name prefixes of tensors that the checkpoint file lacks.
         poison: a tensor of the checkpoint file with one value that is not finite.
@@ -32,6 +36,8 @@ class Plant:
 
     serve: Wiring
     train: Wiring
+    last: tuple[Spoiler, ...] = ()
+    precision: Precision | Literal[""] = ""
     engine: Reading = field(default_factory=Reading)
     drop: tuple[str, ...] = ()
     poison: str = ""

@@ -20,6 +20,8 @@ from draftscope.faults.plant import Plant
 from draftscope.states import plain
 from draftscope.states.types import Sample
 from draftscope.target.model import Target
+from draftscope.target.quantised import quantised
+from draftscope.target.wiring import Wiring
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +92,16 @@ class Rig:
     def write_training(self, plant: Plant, folder: Path) -> None:
         """Training states, taken and labelled as the data writer does."""
         folder.mkdir(parents=True, exist_ok=True)
-        taps = plant.train.slots
-        labels = plant.labels or (*(f"boundary {b.index}" for b in taps), "last")
+        labels = plant.labels or (*(f"boundary {b.index}" for b in plant.train.slots), "last")
+        norm = self.target.parts.final_norm
         for i, conversation in enumerate(self.conversations):
             ids = torch.tensor([conversation.token_ids])
             with torch.inference_mode():
-                forward = self.target.forward(ids, taps)
-            slots = plant.train.apply(forward.taps, torch.tensor([ids.shape[1]]))[0]
-            states = torch.cat([slots, forward.last[0][:, None]], 1).to(torch.bfloat16)
+                forward = self.target.forward(ids, plant.train.taps())
+            count = torch.tensor([ids.shape[1]])
+            slots = plant.train.apply(forward.taps, count, requests=(i,), norm=norm)
+            last = Wiring((), spoilers=plant.last).apply(forward.last[:, :, None], count, requests=(i,), norm=norm)
+            states = torch.cat([slots, last], 2)[0].to(torch.bfloat16)
             mask = torch.zeros(ids.shape[1], dtype=torch.bool)
             if plant.loss_mask == "kept":
                 mask[conversation.prompt_length :] = True
@@ -149,7 +153,7 @@ class Rig:
             folder, description(model=str(self.target.folder.name), draft=draft_folder.name, layer_ids=claimed, k=self.k)
         )
         results = generate(
-            self.target,
+            quantised(self.target, plant.precision) if plant.precision else self.target,
             draft,
             self.prompts,
             wiring=plant.serve,

@@ -158,13 +158,14 @@ def states_of(target: Target, group: list[Conversation], wiring: Wiring) -> Iter
     ids = torch.nn.utils.rnn.pad_sequence([item.token_ids.long() for item in group], batch_first=True)
     counts = torch.tensor([len(item.token_ids) for item in group])
     try:
-        found = target.forward(ids, wiring.slots)
+        found = target.forward(ids, wiring.taps())
     except (RuntimeError, MemoryError) as error:
         if not out_of_memory(error):
             raise
         raise DraftscopeError(f"a batch of {len(ids)} conversations of up to {ids.shape[1]} tokens does not fit into memory",
                               where=f"line {group[-1].index}", remedy="Take a smaller --batch-tokens or --max-length") from None
-    slots = wiring.apply(found.taps.cpu(), counts)
+    numbers = tuple(item.index for item in group)
+    slots = wiring.apply(found.taps.cpu(), counts, requests=numbers, norm=target.parts.final_norm)
     states = torch.cat([slots, found.last.cpu()[:, :, None]], 2)
     return (states[row, : int(count)] for row, count in enumerate(counts))
 
@@ -214,6 +215,8 @@ def _settings(target: Target, wiring: Wiring, metadata: dict[str, Any], dtype: t
         "target": {"model_type": target.parts.model_type, "layers": target.layers, "width": target.width,
                    "fingerprint": seen.hexdigest()[:16], "dtype": _dtype_name(target.dtype)},
         "slots": [str(b) for b in wiring.slots], "scale": list(wiring.scale), "shift": wiring.shift, "poison": wiring.poison,
+        **({"less": [[slot, str(b)] for slot, b in wiring.less]} if wiring.less else {}),
+        **({"spoilers": [repr(spoiler) for spoiler in wiring.spoilers]} if wiring.spoilers else {}),
         **metadata, "dtype": _dtype_name(dtype), "max_length": max_length,
     }
 

@@ -1,0 +1,132 @@
+"""rotated-space: the target runs in a rotated basis (rotating quantisers), the draft does not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from draftscope.faults.base import Fault, Page, Suspicion, Trace, Undo, of_side
+from draftscope.faults.changes import TurnBack
+from draftscope.faults.measurements import Measurements, SideFacts
+from draftscope.faults.plant import Plant
+from draftscope.faults.slots import Slot, beside, figures, listed, names, strength
+from draftscope.findings import Evidence, Fix
+from draftscope.target.spoiling import Spoiler, Turned
+
+INPUTS = "--train, --serve, --target"
+
+
+class RotatedSpace(Fault):
+    """Rotation quantisation multiplies the residual stream by an orthogonal matrix, which the draft's fc does not know."""
+
+    id = "rotated-space"
+    title = "states in another basis"
+    verdict = "wiring"
+    variants = ("orthogonal", "hadamard", "one slot", "verify rows", "train orthogonal")
+    page = Page(
+        symptom="Accept length 1 with a rotated, quantised target; norms of the slots look right, text is fine.",
+        traces={
+            "orthogonal": Trace("The engine serves a target whose weights were rotated, and hands its states on as they are.",
+                                INPUTS, "Lengths and the cosines between rows are right, the rows are not; an orthogonal map, "
+                                "fitted on half of the rows, gives the other half.", "served"),
+            "hadamard": Trace("As before, with a Hadamard matrix.", INPUTS,
+                              "As before, and all entries of the map have one size.", "served"),
+            "one slot": Trace("The rotation is taken back for all captured states but one.", INPUTS,
+                              "One slot is turned.", "served"),
+            "verify rows": Trace("The rotation is taken back on the prefill path only.",
+                                 INPUTS + " (a capture that says which rows are verify steps')",
+                                 "Rows of verify steps are turned.", "served"),
+            "train orthogonal": Trace("The data writer ran the rotated target.", "--train, --serve, --draft, --target",
+                                      "The training files are turned, what is served is not, and the draft does better on "
+                                      "that.", "trained"),
+        },
+        lookalikes={
+            "req-mix": "cosines between rows are not the target's either; rows are found elsewhere",
+            "scale-mult": "lengths differ, directions do not",
+            "parallel-shard": "the map only re-orders channels",
+            "layer-set": "another boundary fits without a map",
+        },
+        unseen={"only the borrowed embedding rotated": "no slot shows it; the draft's layer gives out other states than the "
+                "checkpoint's does on the recorded ones, as with unloaded weights, and the embedding that the engine lent is "
+                "not in a capture"},
+        reports=("vllm-ascend issue #5974", "vllm-ascend PR #6914"),
+    )
+
+    def recognise(self, m: Measurements) -> list[Suspicion]:
+        turned = {side.name: [s for s in beside(side, m.reference or ()) if _is_turned(s)] for side in m.sides()}
+        found = []
+        for side in m.sides():
+            slots = turned[side.name]
+            others = {s.slot for name, several in turned.items() if name != side.name for s in several}
+            if slots and not {s.slot for s in slots} <= others:
+                found.append(self._suspicion(side, slots))
+        return found
+
+    def _suspicion(self, side: SideFacts, slots: list[Slot]) -> Suspicion:
+        serve = side.name == "serve"
+        told = figures(side, slots)
+        for figure, slot in zip(told.values(), slots, strict=True):
+            figure |= {"basis": _basis(slot), "left": _left(slot)}  # type: ignore[operator]
+        return Suspicion(
+            fault=self.id, side=side.name, where=names(side, slots),
+            says=f"{of_side(side.name)} in {listed(side, slots)} are in another basis: the target's own states, turned by an "
+            f"orthogonal map{' (a Hadamard matrix)' if any(_basis(s) == 'hadamard' for s in slots) else ''}",
+            strength=strength(side),
+            evidence=[Evidence(
+                hypothesis="the states are right, in a rotated basis",
+                prediction="an orthogonal map fitted on half of the rows gives the other half; lengths and the cosines between "
+                "rows are the target's",
+                measurement="orthogonal Procrustes on every other row, relative error on the rest; with fewer rows than "
+                "dimensions, the cosines between rows",
+                result="; ".join(
+                    f"{side.where(s.slot)}{s.rows}: error {_before(s):.2g} as it stands, {_left(s):.2g} after the map"
+                    for s in slots),
+                decides="rotated-space if an orthogonal map explains the rows and no place or factor does",
+                figures=told,
+            )],
+            fix=Fix(says="Turn the captured states back before they reach the draft's fc (multiply by the transpose of the "
+                    "quantiser's rotation), or fold the rotation into fc; turn back a borrowed embedding, too."
+                    + ("" if serve else " Or write the training data again with the unrotated target, then retrain.")),
+            recovery="replayed" if serve else "needs-retraining",
+            undo=Undo(states=tuple(TurnBack(s.slot, s.phase) for s in slots)) if serve else None,
+        )
+
+    def why_not(self, m: Measurements) -> str:
+        for side in m.sides():
+            if held := [h for h in side.detail.held if h.phase is None and h.slot >= 0]:
+                return "no slot needs a map: " + "; ".join(
+                    f"{side.where(h.slot)} error {h.plain:.2g} as it stands" for h in held)
+        return "no slot was held against the target's own states: give the target (--target)"
+
+    def make(self, plant: Plant, variant: str) -> Plant:
+        made: dict[str, Spoiler] = {
+            "orthogonal": Turned(), "hadamard": Turned("hadamard"), "one slot": Turned(slots=(1,)),
+            "verify rows": Turned(phase="verify"),
+        }
+        if variant == "train orthogonal":
+            return replace(plant, train=replace(plant.train, spoilers=(*plant.train.spoilers, Turned())))
+        if variant not in made:
+            raise ValueError(f"rotated-space has no variant {variant!r}")
+        return replace(plant, serve=replace(plant.serve, spoilers=(*plant.serve.spoilers, made[variant])))
+
+    def mend(self, plant: Plant, boundaries: tuple[int, ...]) -> Plant | None:
+        kept = tuple(s for s in plant.serve.spoilers if not isinstance(s, Turned))
+        return replace(plant, serve=replace(plant.serve, spoilers=kept))
+
+
+def _is_turned(slot: Slot) -> bool:
+    return slot.way == "turned" and _basis(slot) != "permutation"
+
+
+def _basis(slot: Slot) -> str:
+    if slot.held is not None and slot.held.turn is not None:
+        return slot.held.turn.basis
+    return "permutation" if slot.got.transform == "permutation" else "orthogonal"
+
+
+def _left(slot: Slot) -> float:
+    turn = None if slot.held is None else slot.held.turn
+    return (slot.got.error or 0.0) if turn is None else turn.error
+
+
+def _before(slot: Slot) -> float:
+    return (slot.got.error or 0.0) if slot.held is None else slot.held.plain
