@@ -124,6 +124,34 @@ class Ladder(Model):
     measured: Rung | None = None
 
 
+class Absorbed(Model):
+    """The repair of the served states folded into a copy of the draft, and what replay says of it on sequences not fitted on.
+
+    `folder` is None where nothing was written. `length_if_fixed` has the states themselves repaired. `fit` (None where the fold
+    is exact): rows, ridge, and the relative error of fc's output before and after. `rounding`: relative error of storing fc in
+    `dtype`.
+    """
+
+    folder: str | None = None
+    says: str
+    faults: list[str] = Field(default_factory=list)
+    exact: bool | None = None
+    why_not_exact: str = ""
+    k: int | None = None
+    readout: Readout | None = None
+    length_before: float | None = None
+    length_after: float | None = None
+    length_if_fixed: float | None = None
+    gain: float | None = None
+    gain_interval: tuple[float, float] | None = None
+    sequences: int = 0
+    fit: dict[str, float] | None = None
+    dtype: str = ""
+    rounding: float | None = None
+    changed: list[str] = Field(default_factory=list)
+    left: list[str] = Field(default_factory=list)
+
+
 class Diagnosis(Model):
     """The whole answer."""
 
@@ -139,6 +167,7 @@ class Diagnosis(Model):
     provenance: dict[str, Any] = Field(default_factory=dict)
     explained: dict[str, str] = Field(default_factory=dict)
     """By fault id, asked for with `--explain`: why it was, or was not, named, and where."""
+    absorbed: Absorbed | None = None
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 

@@ -63,6 +63,10 @@ def command(
             help="Who reads the checkpoint, as vllm@0.32 or sglang@0.5.23; without it, who the capture says.",
         ),
     ] = None,
+    absorb: Annotated[Path | None, typer.Option(
+        "--absorb", metavar="DIR",
+        help="Write a copy of the draft whose fc undoes what is wrong with the served states, for an engine that cannot be "
+        "changed; only where replay shows that it helps.")] = None,
     k: Annotated[
         int | None, typer.Option("-k", "--k", min=1, max=16, help="Drafted tokens per step; without it the capture's, else 3.")
     ] = None,
@@ -92,6 +96,7 @@ def command(
     from draftscope.report.html import page
     from draftscope.report.terminal import show
     from draftscope.states.places import Place, place
+    from draftscope.text import visible
 
     known = [fault.id for fault in FAULTS]
     for name in explain or ():
@@ -121,10 +126,13 @@ def command(
         formats=tuple(format or ()),
         skip_bad=skip_bad,
         explain=tuple(explain or ()),
+        absorb=absorb,
     )
     found = diagnose(inputs, ui.note)
     if not ui.quiet:
         show(found, ui.console)
+    if found.absorbed is not None:
+        ui.print(f"--absorb: {visible(found.absorbed.says)}")
     ui.write_json(found)
     ui.write_html(lambda: page(found))
     raise typer.Exit(EXIT.get(found.verdict, 1))

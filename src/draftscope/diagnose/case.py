@@ -41,6 +41,7 @@ class Inputs:
         formats: how states are read: those of training data count for `train`, those of captures for `serve`.
         skip_bad: as in `open_source`.
         explain: ids of faults of which it is to be said why they were, or were not, named.
+        absorb: where a copy of the draft goes that has the repair of the served states folded in; None = none is made.
     """
 
     train: Place | None = None
@@ -62,6 +63,7 @@ class Inputs:
     formats: tuple[str, ...] = ()
     skip_bad: bool = False
     explain: tuple[str, ...] = ()
+    absorb: Path | None = None
 
 
 @dataclass(slots=True)

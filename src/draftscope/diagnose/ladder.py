@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -133,6 +133,12 @@ class Ladder:
         """On the served states with a repair applied."""
         assert self.case.serve is not None
         return self._run(("served", repair), repair, (self._repaired(s, repair) for s in self.case.serve.sequences))
+
+    def with_draft(self, draft: Draft, names: Collection[str]) -> Replay:
+        """Another draft on some of the served sequences, states as they came; not remembered."""
+        assert self.case.serve is not None
+        chosen = (self._repaired(s, Repair()) for s in self.case.serve.sequences if s.name in names)
+        return replay(draft, chosen, parts=self.case.parts, k=self.case.k, tree=self.case.tree, on_tokens=self.on_tokens)
 
     def remade_sequences(self) -> Iterable[Sequence]:
         """The served sequences with the target's own states at the reference boundaries."""

@@ -12,6 +12,7 @@ from typing import Any
 from draftscope.boundaries import default_boundaries
 from draftscope.compare.pairing import embedding_check, last_state_check
 from draftscope.consumers import CONSUMERS, ask, effective
+from draftscope.diagnose.absorb import absorb, check_folder
 from draftscope.diagnose.case import Case, Inputs, Selected, open_case
 from draftscope.diagnose.climb import climb
 from draftscope.diagnose.effects import costs
@@ -42,11 +43,17 @@ def diagnose(inputs: Inputs, report: Report = lambda _: None) -> Diagnosis:
     Raises:
         DraftscopeError, UsageError: inputs that can't be read, or that contradict each other.
     """
+    check_folder(inputs)
     live = hear(inputs, report) if inputs.url is not None else None
     case = open_case(inputs, report)
     if live is not None and live.k is not None and inputs.k is None and live.k != case.k:
         case.k, case.tree = live.k, None
-    return Examination(case, report, live).conclude()
+    examination = Examination(case, report, live)
+    found = examination.conclude()
+    if inputs.absorb is not None:
+        report("folding the repair into a copy of the draft")
+        found.absorbed = absorb(examination, inputs.absorb)
+    return found
 
 
 @dataclass
@@ -65,6 +72,7 @@ class Examination:
     ladder: Ladder | None = None
     counted: Rung | None = None
     matched: dict[str, Any] = field(default_factory=dict)
+    judged: list[Judged] = field(default_factory=list)
 
     def conclude(self) -> Diagnosis:
         """Run every step that the inputs allow and draw the conclusion."""
@@ -78,8 +86,8 @@ class Examination:
         found = None
         if self.ladder is not None and "served" in self.rungs:
             found = costs(self.ladder, suspicions, self.as_read, self.counted)
-        judged = [Judged(s, found.effects[i] if found else None) for i, s in enumerate(suspicions)]
-        diagnosis = conclude(self, judged, found)
+        self.judged = [Judged(s, found.effects[i] if found else None) for i, s in enumerate(suspicions)]
+        diagnosis = conclude(self, self.judged, found)
         diagnosis.explained = {name: explain(self.m, diagnosis, name) for name in self.case.inputs.explain}
         return diagnosis
 

@@ -116,6 +116,11 @@ class Draft(nn.Module):
 
         Without aux states there is one slot, and it is the input state.
         """
+        x = self.fc_input(features)
+        return self.fc(x) if self.config.use_aux_hidden_state else x
+
+    def fc_input(self, features: Tensor) -> Tensor:
+        """Slots [..., S, Ht] to what `fc` itself takes [..., S x Ht]: behind the norms that stand before it."""
         x = features.to(self.dtype)
         if not self.config.use_aux_hidden_state:
             return x.flatten(-2)
@@ -123,7 +128,7 @@ class Draft(nn.Module):
             x = self.input_norm(x.flatten(-2)).unflatten(-1, features.shape[-2:])
         if self.config.fc_norm:
             x = torch.stack([norm(x[..., i, :]) for i, norm in enumerate(self.fc_norm)], -2)
-        return self.fc(x.flatten(-2))
+        return x.flatten(-2)
 
     def forward(self, hidden: Tensor, embeds: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """One draft step: hidden and embeds [B, T, H], positions [B, T], to the last layer's output [B, T, H] before any norm."""

@@ -7,9 +7,7 @@ is for an engine, the engine's own reading of it (`consumers`) must be what the 
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +19,7 @@ from torch import Tensor
 from draftscope.consumers import CONSUMERS, Effective, config_for, consumer, effective
 from draftscope.eagle3.checkpoint import Checkpoint, load_checkpoint, target_ids
 from draftscope.eagle3.config import DraftConfig
+from draftscope.eagle3.copying import check_new, whole_folder
 from draftscope.eagle3.dialects import LAYER_IDS, Writer
 from draftscope.eagle3.writing import (
     LAYER_KEYS,
@@ -74,26 +73,17 @@ def convert_draft(folder: Path, to: str, out: Path, *, target: Path | None = Non
         DraftscopeError: the source can't be read, or the form or consumer can't honour something of it, which is named.
     """
     name = to if to in FORMS else _consumer(to)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UsageError("is there already", where=str(out), remedy="Name a folder that is new or empty")
+    check_new(out)
     facts = None if target is None else read_config(target)
     layers = None if facts is None else int(facts["num_hidden_layers"])
     checkpoint = load_checkpoint(folder, target_layers=layers, writer=writer)
     work = _Work(checkpoint, name, target, facts, layers)
     raw, tensors = work.made()
-    temporary = out.parent / f".{out.name}.{os.getpid()}.part"
-    try:
-        temporary.mkdir(parents=True)
+    with whole_folder(out) as (temporary, keep):
         save_tensors(temporary / "model.safetensors", tensors, {"format": "pt"})
         (temporary / "config.json").write_text(json.dumps(raw, indent=2) + "\n", encoding="utf-8")
         work.check(temporary, tensors)
-        if out.is_dir():
-            out.rmdir()
-        temporary.replace(out)
-    except OSError as error:
-        raise DraftscopeError(f"cannot be written: {error.strerror or error}", where=str(out)) from None
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        keep()
     written = {"config.json", *(path.name for path in folder.glob("*.index.json")), *checkpoint.files}
     left = sorted(path.name for path in folder.iterdir() if path.name not in written)
     return ConvertedDraft(out, name, len(tensors), work.steps, work.caveats, left)
