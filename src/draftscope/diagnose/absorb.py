@@ -26,6 +26,7 @@ from draftscope.eagle3.model import Draft
 from draftscope.eagle3.replayed import compare
 from draftscope.errors import UsageError
 from draftscope.faults.base import Suspicion, Undo
+from draftscope.faults.changes import Scale
 from draftscope.findings import Absorbed
 from draftscope.states.places import Remote
 
@@ -170,15 +171,17 @@ def _plan(examination: Examination) -> Plan:
                           "all of them")
     repair = combine([s.undo for s in faults if s.undo is not None], examination.as_read)
     scale: dict[int, float] = {}
-    for slot, factor in repair.scale:
-        scale[slot] = scale.get(slot, 1.0) * factor
+    for change in repair.states:
+        if isinstance(change, Scale):
+            scale[change.slot] = scale.get(change.slot, 1.0) * change.factor
     return Plan(faults, Linear(order=repair.order, scale=scale), repair.reference, _origins(examination, repair.order,
                                                                                             repair.reference))
 
 
 def _of_states(undo: Undo) -> bool:
     """Whether it changes the states alone, and those row by row and alike in all rows."""
-    return undo != Undo() and replace(undo, reference=frozenset(), order=(), scale={}) == Undo()
+    alike = all(isinstance(change, Scale) and change.phase is None and change.channels is None for change in undo.states)
+    return alike and undo != Undo() and replace(undo, reference=frozenset(), order=(), states=()) == Undo()
 
 
 def _origins(examination: Examination, order: tuple[int, ...], reference: frozenset[int]) -> tuple[int, ...]:
