@@ -65,11 +65,25 @@ class Evidence(Model):
     figures: dict[str, Any] = Field(default_factory=dict)
 
 
+class Patch(Model):
+    """What a fix changes in the draft's checkpoint, whoever reads it.
+
+    Attributes:
+        config: keys of config.json, dotted, with their new value; null removes one.
+        tensors: by native name, what to do: `remove`, `swap with NAME`, `transpose`, `subtract N` (of a map's entries),
+            `from absolute ids`, `from t2d`, `from source` (the checkpoint that it was made from, `--source-draft`).
+    """
+
+    config: dict[str, Any] = Field(default_factory=dict)
+    tensors: dict[str, str] = Field(default_factory=dict)
+
+
 class Fix(Model):
     """The change to make, in words and as the configuration of each consumer, in its own convention."""
 
     says: str
     config: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    patch: Patch | None = None
 
 
 class Finding(Model):
