@@ -164,6 +164,23 @@ class Absorbed(Model):
     rounding: float | None = None
     changed: list[str] = Field(default_factory=list)
     left: list[str] = Field(default_factory=list)
+class Applied(Model):
+    """What `diagnose --apply` did.
+
+    Attributes:
+        folder: the copy; null where nothing was written.
+        changes: every change to config.json and tensors.
+        left: findings that it does not mend, and why.
+        rung: on which the draft was replayed from the checkpoint (`before`) and from the copy (`after`).
+    """
+
+    folder: str | None
+    changes: list[str] = Field(default_factory=list)
+    left: list[str] = Field(default_factory=list)
+    rung: str | None = None
+    before: Rung | None = None
+    after: Rung | None = None
+    says: str
 
 
 class Diagnosis(Model):
@@ -182,6 +199,7 @@ class Diagnosis(Model):
     explained: dict[str, str] = Field(default_factory=dict)
     """By fault id, asked for with `--explain`: why it was, or was not, named, and where."""
     absorbed: Absorbed | None = None
+    applied: Applied | None = None
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 

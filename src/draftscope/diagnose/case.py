@@ -45,6 +45,7 @@ class Inputs:
         explain: ids of faults of which it is to be said why they were, or were not, named.
         absorb: where a copy of the draft goes that has the repair of the served states folded in; None = none is made.
         source_draft: the checkpoint that `draft` was made from (the trainer's own, before a conversion or export).
+        apply: where to write a copy of the checkpoint with the fixes in it.
     """
 
     train: Place | None = None
@@ -68,6 +69,7 @@ class Inputs:
     explain: tuple[str, ...] = ()
     absorb: Path | None = None
     source_draft: Place | None = None
+    apply: Path | None = None
 
 
 @dataclass(slots=True)

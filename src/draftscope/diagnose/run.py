@@ -13,6 +13,7 @@ from draftscope.boundaries import default_boundaries
 from draftscope.compare.pairing import embedding_check, last_state_check
 from draftscope.consumers import CONSUMERS, ask, effective
 from draftscope.diagnose.absorb import absorb, check_folder
+from draftscope.diagnose.applying import apply, check_apply
 from draftscope.diagnose.case import Case, Inputs, Selected, open_case
 from draftscope.diagnose.checkpoint import compare_source, covered, read_files
 from draftscope.diagnose.climb import climb
@@ -23,7 +24,7 @@ from draftscope.diagnose.linted import linted
 from draftscope.diagnose.live import Live, hear, separated
 from draftscope.diagnose.placing import place
 from draftscope.diagnose.sides import SweptSide, judging, side_facts
-from draftscope.diagnose.verdict import Judged, conclude
+from draftscope.diagnose.verdict import Judged, conclude, rank
 from draftscope.eagle3.reading import Reading
 from draftscope.errors import DraftscopeError, UsageError
 from draftscope.faults import FAULTS
@@ -46,6 +47,7 @@ def diagnose(inputs: Inputs, report: Report = lambda _: None) -> Diagnosis:
         DraftscopeError, UsageError: inputs that can't be read, or that contradict each other.
     """
     check_folder(inputs)
+    check_apply(inputs)
     live = hear(inputs, report) if inputs.url is not None else None
     case = open_case(inputs, report)
     if live is not None and live.k is not None and inputs.k is None and live.k != case.k:
@@ -93,6 +95,9 @@ class Examination:
         self.judged = [Judged(s, found.effects[i] if found else None) for i, s in enumerate(suspicions)]
         diagnosis = conclude(self, self.judged, found)
         diagnosis.explained = {name: explain(self.m, diagnosis, name) for name in self.case.inputs.explain}
+        if self.case.inputs.apply is not None:
+            self.report("applying the fixes to a copy of the checkpoint")
+            diagnosis.applied = apply(self, rank(judged), diagnosis.findings)
         return diagnosis
 
     # -- step 1: the checkpoint against its consumer ------------------------------------------------------------------------

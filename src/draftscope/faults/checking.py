@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from draftscope.faults.base import Suspicion, Undo
-from draftscope.faults.facts_checkpoint import Explained, Otherwise
+from draftscope.faults.facts_checkpoint import Explained, Learned, Otherwise
 from draftscope.faults.measurements import CLEARLY, Measurements
 from draftscope.findings import Evidence, Fix, Patch, Recovery, Strength
 
@@ -14,6 +14,8 @@ ALONE = 3.0
 """By how much the second-best reading has to be worse for the best one to be the only explanation."""
 HALF = 0.5
 """Share of the gain that the second-best reading of the file may bring at most."""
+CONSISTENT = 0.95
+"""Share of the engine's drafts that one map has to give to be the engine's."""
 AT_CHANCE = 0.35
 """First-position acceptance on training states up to which a draft does badly there."""
 
@@ -87,9 +89,14 @@ def spoilt(m: Measurements) -> bool:
     )
 
 
-def other_map(learned: Any) -> bool:
-    """Whether draft ids stand for other tokens, consistently, than the stored map says (`facts_checkpoint.Learned`)."""
-    return bool(learned.learned - max(learned.stored, learned.common) > 0.2 and learned.stored < learned.learned / 2)
+def other_map(learned: Learned) -> bool:
+    """Whether draft ids stand for other tokens than the stored map says, as far as one map can tell."""
+    return learned.learned - max(learned.stored, learned.common) > 0.2 and learned.stored < learned.learned / 2
+
+
+def engine_map(learned: Learned) -> bool:
+    """Whether each draft id always became one token in the engine, and not the map's."""
+    return other_map(learned) and learned.learned > CONSISTENT
 
 
 def untrained(m: Measurements) -> bool:

@@ -17,7 +17,7 @@ LEAST = 0.02
 _SERVE = ("Serve with a consumer and version that honour the switch, spelt where it looks for it, or train without it "
           "(`draftscope replay --for` shows what each makes of the checkpoint).")
 _NAMES = {"fc_norm": "fc_norm", "norm_before_fc": "norm_before_fc", "fc bias": "fc_bias", "norm_output": "norm_output",
-          "norm_before_residual": "norm_before_residual", "norm before the head": "norm_before_head"}
+          "norm_before_residual": "norm_before_residual"}
 _RECORDED = "--draft, --serve (with fc_output and draft_states)"
 PAGE = Page(
     symptom="A draft with norms, biases or an order of its own accepts little in one engine and well in another.",
@@ -25,11 +25,11 @@ PAGE = Page(
         **{f"engine: {name}": Trace(
             says=f"the engine does not know or not find {_NAMES[name]} and runs without a word", input=_RECORDED, rung="measured",
             shows="the stage behind it is reproduced only with the switch turned")
-           for name in ("norm_before_residual", "fc_norm", "norm_before_fc", "fc bias", "norm before the head")},
+           for name in ("norm_before_residual", "fc_norm", "norm_before_fc", "fc bias")},
         **{f"checkpoint: {name}": Trace(
             says=f"config.json says another {_NAMES[name]} than the draft was trained with", input="--draft, --train, --target",
             rung="trained", shows="on its own training states the draft does well only with the switch turned")
-           for name in ("norm_before_residual", "norm_output", "fc_norm", "norm_before_fc", "norm before the head")},
+           for name in ("norm_before_residual", "norm_output", "fc_norm", "norm_before_fc")},
         "checkpoint: head_dim": Trace(says="head_dim was inferred as hidden_size / heads", input="--draft", rung="none",
                                       shows="the projections' rows are heads times another head_dim"),
         "checkpoint: converted without a switch": Trace(
@@ -43,9 +43,10 @@ PAGE = Page(
     },
     unseen={
         "rms_norm_eps of 1e-5 for 1e-6": "changes a state by less than bfloat16 rounds it",
+        "no norm before the head": "chooses as a norm whose gain is 1 does: weight-missing names the gain",
         "EAGLE in place of EAGLE3": "the capture has one slot where the draft takes three: schema-width says so; lint --for "
                                     "sglang:eagle says why",
-        "switches without tensors, from training states alone where the draft does well": "nothing is tried where nothing is amiss",
+        "a switch turned where the draft does well on its training states": "nothing is tried where nothing is amiss",
     },
     reports=("vllm PR #46488", "sglang PR #21272", "Model-Optimizer PR #398"),
 )
@@ -58,9 +59,9 @@ class ConfigFlag(Fault):
     title = "a switch not in effect"
     verdict = "wiring"
     variants = (
-        "engine: norm_before_residual", "engine: fc_norm", "engine: norm_before_fc", "engine: fc bias", "engine: norm before the head",
+        "engine: norm_before_residual", "engine: fc_norm", "engine: norm_before_fc", "engine: fc bias",
         "checkpoint: norm_before_residual", "checkpoint: norm_output", "checkpoint: fc_norm", "checkpoint: norm_before_fc",
-        "checkpoint: norm before the head", "checkpoint: head_dim", "checkpoint: converted without a switch",
+        "checkpoint: head_dim", "checkpoint: converted without a switch",
     )
     page = PAGE
 
@@ -103,7 +104,8 @@ class ConfigFlag(Fault):
         if apart is None or not changed:
             return []
         better = apart.own is not None and apart.source is not None and apart.own - apart.source > LEAST
-        words = ", ".join(f"{key}: {was} in the source, {now} here" for key, (was, now) in changed.items())
+        words = ", ".join(f"{key}: {theirs} in the source, {now} here" for key, (theirs, now) in changed.items())
+        was = {key: theirs for key, (theirs, _) in changed.items()}
         return [told(
             self.id, [f"config {key}" for key in changed], f"the conversion changed what the configuration says ({words})",
             "proven" if better else "supported", hypothesis="the conversion lost or changed a switch",
@@ -111,9 +113,8 @@ class ConfigFlag(Fault):
             result=words + (f"; -log p on training states {apart.own:.2f} here, {apart.source:.2f} with the source"
                             if apart.own is not None and apart.source is not None else ""),
             decides="config-flag if a switch differs and the source does better",
-            figures={key: {"source": was, "here": now} for key, (was, now) in changed.items()},
-            fix="Write the source's values.", recovery="bounded", patch=Patch(config={key: was for key, (was, _) in changed.items()}),
-            undo=Undo(switches={key: was for key, (was, _) in changed.items()}),
+            figures={key: {"source": theirs, "here": now} for key, (theirs, now) in changed.items()},
+            fix="Write the source's values.", recovery="bounded", patch=Patch(config=dict(was)), undo=Undo(switches=was),
         )]
 
     def _idle(self, m: Measurements) -> list[Suspicion]:

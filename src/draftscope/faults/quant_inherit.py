@@ -86,7 +86,8 @@ class QuantInherit(Fault):
             kind = one.key.split()[1] if one.key.startswith("altered ") else ""
             if kind not in _WORDS:
                 continue
-            found.setdefault(kind, []).append({"fc": "tensor fc.weight", "layer": "tensor midlayer"}.get(one.part, "tensor lm_head"))
+            part = {"fc": "fc.weight", "layer": "midlayer", "head": "lm_head.weight"}[one.part]
+            found.setdefault(kind, []).append(f"tensor {part}")
             made = in_engine(self.id, one, found[kind], f"the engine runs the draft's matrices as {_WORDS[kind]}", _KEEP)
             if kind in suspicions:
                 suspicions[kind].evidence += made.evidence
@@ -125,15 +126,16 @@ class QuantInherit(Fault):
             figures={"grids": dict(facts.grids), "matrices": facts.matrices},
             fix=f"Export the draft's block as it was trained (byte-identical to the source). {_KEEP}",
             recovery="bounded", patch=Patch(tensors=dict.fromkeys(names, "from source")),
-            caveats=[] if lost or altered else ["a draft may have been rounded on purpose; its source (--source-draft) shows what "
-                                                "it costs"],
+            caveats=[] if lost or altered else ["a draft may have been rounded on purpose; its source (--source-draft) shows "
+                                                "what it costs"],
         )]
 
     def why_not(self, m: Measurements) -> str:
         if m.checkpoint is None:
             return "give the draft (--draft): its matrices were not looked at"
+        error = None if m.stages is None else m.stages.fc_error
         return f"none of {m.checkpoint.matrices} matrices lies on a grid of e4m3, 8 or 4 bits" + (
-            "" if m.stages is None or m.stages.fc_error is None else f"; the engine's fc is the file's within {m.stages.fc_error:.2g}")
+            "" if error is None else f"; the engine's fc is the file's within {error:.2g}")
 
     def make(self, plant: Plant, variant: str) -> Plant:
         if variant not in self.variants:
@@ -146,7 +148,8 @@ class QuantInherit(Fault):
         if what == "packed":
             return replace(plant, export=("packed midlayer.mlp.down_proj.weight",), refused=True)
         if what == "the target's quantization_config":
-            return replace(plant, config=(*plant.config, ("quantization_config", {"quant_method": "awq", "bits": 4})), refused=True)
+            copied = ("quantization_config", {"quant_method": "awq", "bits": 4})
+            return replace(plant, config=(*plant.config, copied), refused=True)
         if what == "one scale lost":
             return replace(plant, export=("codes midlayer.self_attn.o_proj.",))
         if what == "altered by a conversion":

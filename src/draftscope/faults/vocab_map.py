@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from draftscope.faults.base import Fault, Page, Suspicion, Trace, Undo
-from draftscope.faults.checking import in_file, other_map, short_vocabulary, told
+from draftscope.faults.checking import engine_map, in_file, other_map, short_vocabulary, told
 from draftscope.faults.measurements import MapFacts, Measurements
 from draftscope.faults.plant import Plant
 from draftscope.findings import Evidence, Fix, Patch
@@ -94,8 +94,8 @@ class VocabMap(Fault):
         if learned is None or not other_map(learned) or (learned.inside > 0.95 and learned.shift is None):
             return []
         return [told(
-            self.id, ["tensor d2t"], "the map in the checkpoint is not the one that the draft was trained with: its draft ids stand "
-            "for other tokens", "proven", hypothesis="the map was made from other data, or for another tokenizer",
+            self.id, ["tensor d2t"], "the map in the checkpoint is not the one that the draft was trained with: its draft ids "
+            "stand for other tokens", "proven", hypothesis="the map was made from other data, or for another tokenizer",
             prediction="the draft's choice, mapped, is the token that comes, as often as any map would have it",
             measurement="on training states, a map from draft ids to tokens learned from one half and tried on the other",
             result=f"{learned.stored:.1%} of {learned.rows} rows right as stored, {learned.learned:.1%} with the learned map "
@@ -113,8 +113,8 @@ class VocabMap(Fault):
         if facts is None or not short_vocabulary(m) or facts.covered is None or facts.coverable is None:
             return []
         return [told(
-            self.id, ["tensor d2t"], f"the draft's vocabulary is the first ids of the tokenizer: {facts.covered:.0%} of the training "
-            "answers' tokens are in it", "proven", hypothesis="the vocabulary was cut without counting the data",
+            self.id, ["tensor d2t"], f"the draft's vocabulary is the first ids of the tokenizer: {facts.covered:.0%} of the "
+            "training answers' tokens are in it", "proven", hypothesis="the vocabulary was cut without counting the data",
             prediction="a vocabulary of the most frequent tokens covers nearly all of the text",
             measurement="ids of the map; the training answers' tokens inside it, and inside the best vocabulary of its size",
             result=f"{facts.covered:.1%} covered, {facts.coverable:.1%} by the most frequent ids",
@@ -220,7 +220,7 @@ class VocabMap(Fault):
     def _by_engine(self, m: Measurements) -> list[Suspicion]:
         """What the engine drafted is a function of the checkpoint's own choices, and not the map's."""
         learned = None if m.checkpoint is None else m.checkpoint.learned.get("engine")
-        if learned is None or learned.learned < AGREE or not other_map(learned):
+        if learned is None or not engine_map(learned):
             return []
         moved = learned.shift is not None
         return [told(
@@ -228,10 +228,10 @@ class VocabMap(Fault):
             else "the engine runs the draft with another map than the checkpoint's", "proven",
             hypothesis="the engine maps draft ids to tokens in another way than the checkpoint means",
             prediction="the drafted tokens are head(norm(recorded draft state)) mapped by i + d2t[i]",
-            measurement="argmax of the checkpoint's head over the recorded draft states against the recorded drafts: a map learned "
-                        "from one half and tried on the other",
-            result=f"{learned.stored:.1%} of {learned.rows} drafts are the map's, {learned.learned:.1%} the learned map's (always "
-                   f"the same token: {learned.common:.1%})",
+            measurement="argmax of the checkpoint's head over the recorded draft states against the recorded drafts: a map "
+                        "learned from one half and tried on the other",
+            result=f"{learned.stored:.1%} of {learned.rows} drafts are the map's, {learned.learned:.1%} the learned map's "
+                   f"(always the same token: {learned.common:.1%})",
             decides="vocab-map if each draft id always became one token; weight-missing if not",
             figures={"stored": learned.stored, "learned": learned.learned, "common": learned.common, "shift": learned.shift},
             fix=_FIX.says, recovery="replayed", undo=Undo(d2t="offset"), runtime=True,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from draftscope.faults.base import Fault, Suspicion, Undo
-from draftscope.faults.checking import cut_from_target, in_engine, in_file, other_map, told, untrained
+from draftscope.faults.checking import cut_from_target, engine_map, in_engine, in_file, told, untrained
 from draftscope.faults.measurements import CLEARLY, OTHER, SAME, Measurements, StageFacts
 from draftscope.faults.plant import Plant
 from draftscope.findings import Evidence, Fix, Patch
@@ -79,8 +79,8 @@ class WeightMissing(Fault):
             hypothesis="the state before the first step was exported, or the trained tensors were never filled in",
             prediction="training moves norms off 1, and rows and columns of matrices apart in size",
             measurement="every value of every norm; spread, kurtosis, and how norms of rows and columns scatter",
-            result=f"{len(facts.ones)} of {facts.norms} norms are exactly 1, {len(facts.drawn)} of {facts.matrices} matrices look "
-                   "freshly drawn",
+            result=f"{len(facts.ones)} of {facts.norms} norms are exactly 1, {len(facts.drawn)} of {facts.matrices} matrices "
+                   "look freshly drawn",
             decides="weight-missing if all of them look so; train-budget moves at least the matrices",
             figures={"ones": len(facts.ones), "norms": facts.norms, "drawn": len(facts.drawn), "matrices": facts.matrices},
             fix="Export again from the trainer's last state, and look for missing keys in its log: a wrapper's prefix or a "
@@ -94,8 +94,8 @@ class WeightMissing(Fault):
             return []
         token, rows = m.checkpoint.mask_token
         return [told(
-            self.id, ["config mask_token_id"], f"the mask token is {token}, and the embedding has {rows} rows: no engine has a row "
-            "for it", "proven", hypothesis="the embedding was widened for training and not exported so",
+            self.id, ["config mask_token_id"], f"the mask token is {token}, and the embedding has {rows} rows: no engine has a "
+            "row for it", "proven", hypothesis="the embedding was widened for training and not exported so",
             prediction="the mask token is a row of the embedding that the draft runs with",
             measurement="mask_token_id against the rows of the embedding", result=f"{token} of {rows}",
             decides="weight-missing if it lies outside", figures={"mask_token": token, "rows": rows},
@@ -122,8 +122,8 @@ class WeightMissing(Fault):
              else f"{names} are not what the source holds"), "proven" if better else "supported",
             hypothesis="what was exported is not what was trained", prediction="a conversion leaves every tensor as it was",
             measurement="the checkpoint against its source, tensor by tensor; both replayed on the training states",
-            result=f"{len(changed)} of {apart.tensors} tensors differ, by up to {max(apart.differing.values(), default=0.0):.2g}; "
-                   f"{len(apart.absent)} are absent{cost}",
+            result=f"{len(changed)} of {apart.tensors} tensors differ, by up to "
+                   f"{max(apart.differing.values(), default=0.0):.2g}; {len(apart.absent)} are absent{cost}",
             decides="weight-missing if tensors differ and the source does better",
             figures={"differing": dict(list(apart.differing.items())[:32]), "absent": list(apart.absent), "own": apart.own,
                      "source": apart.source},
@@ -142,7 +142,7 @@ class WeightMissing(Fault):
             "proven",
             hypothesis="the embedding stored beside the draft is of another model or tokenizer, or was never trained",
             prediction="a draft accepts most with the embedding it was trained with",
-            measurement=f"the draft replayed with its own embedding and with the target's ({facts.rung}), and their rows compared",
+            measurement=f"the draft replayed with its own embedding and with the target's ({facts.rung}); their rows compared",
             result=f"-log p {facts.own:.2f} and accept length {facts.own_length or 0:.2f} with its own, {facts.target:.2f} "
                    f"and {facts.target_length or 0:.2f} with the target's; {facts.same_rows:.0%} of the rows are equal",
             decides="weight-missing if the target's embedding does better",
@@ -176,10 +176,10 @@ class WeightMissing(Fault):
                 self.id, ["tensor lm_head.weight", "tensor d2t"],
                 "the head's rows stand in another order than the map: the draft's choices are right for other draft ids",
                 "proven", hypothesis="head and map were written in different orders",
-                prediction="the draft's choice, mapped, is the token that comes, as often as any map of the same ids would have it",
+                prediction="the draft's choice, mapped, is the token that comes, as often as under any map of the same ids",
                 measurement="on training states, a map from draft ids to tokens learned from one half and tried on the other",
-                result=f"{learned.stored:.1%} of {learned.rows} rows right as stored, {learned.learned:.1%} with the learned map; "
-                       f"{learned.inside:.1%} of its tokens are ids of the stored map",
+                result=f"{learned.stored:.1%} of {learned.rows} rows right as stored, {learned.learned:.1%} with the learned "
+                       f"map; {learned.inside:.1%} of its tokens are ids of the stored map",
                 decides="weight-missing if the same ids in another order do; vocab-map if other ids do",
                 figures={"stored": learned.stored, "learned": learned.learned, "inside": learned.inside, "rows": learned.rows},
                 fix="Write head and map from one list of ids: row i of lm_head belongs to target id i + d2t[i] (engines take "
@@ -190,15 +190,15 @@ class WeightMissing(Fault):
         if facts.tied or not cut_from_target(m):
             return []
         return [told(
-            self.id, ["tensor lm_head.weight"], "the head in the checkpoint is the target's own, and the draft does badly with it",
-            "supported", hypothesis="the target's head was exported in place of the one that was trained",
+            self.id, ["tensor lm_head.weight"], "the head in the checkpoint is the target's own, and the draft does badly with "
+            "it", "supported", hypothesis="the target's head was exported in place of the one that was trained",
             prediction="a draft that was trained with the target's head does well with it",
             measurement="rows of lm_head against the target's rows at the draft's ids; the draft on its training states",
             result=f"{facts.head_rows['offset']:.0%} of the rows are the target's; first-position acceptance on training states "
                    f"{m.rungs['trained'].joint[0]:.0%}",
             decides="weight-missing if the rows are the target's and the draft fails with them",
             figures={"rows": facts.head_rows["offset"], "position_1": m.rungs["trained"].joint[0]},
-            fix="Export the head that was trained (SpecForge and vLLM share the target's only where the draft has none of its own).",
+            fix="Export the head that was trained (SpecForge and vLLM share the target's only where the draft has none).",
             recovery="needs-retraining", patch=Patch(tensors={"lm_head.weight": "from source"}),
             caveats=["a draft trained with the target's head frozen, and too little, looks the same: the trainer's log tells"],
         )]
@@ -229,9 +229,9 @@ class WeightMissing(Fault):
             what, _, names = rest.partition(" ")
             if one.key == "lost embed_tokens.":
                 found.append(in_engine(
-                    self.id, one, ["tensor embed_tokens.weight"], "the engine puts the target's embedding in place of the draft's "
-                    "own", "Serve with a consumer that keeps a draft's own embedding (vLLM since PR #28549; SGLang never does), "
-                    "or train with the target's."))
+                    self.id, one, ["tensor embed_tokens.weight"], "the engine puts the target's embedding in place of the "
+                    "draft's own", "Serve with a consumer that keeps a draft's own embedding (vLLM since PR #28549; SGLang never "
+                    "does), or train with the target's."))
             elif kind == "lost":
                 found.append(in_engine(self.id, one, [f"tensor {rest}"], f"the engine runs with {rest} at its initial value, 1",
                                        _RENAME))
@@ -254,7 +254,7 @@ class WeightMissing(Fault):
         if stage is None or stages is None or any(gate.passed for gate in m.gate_with.values()):
             return []
         learned = None if m.checkpoint is None else m.checkpoint.learned.get("engine")
-        if m.checkpoint is not None and (m.checkpoint.engine or (stage == "head" and learned is not None and other_map(learned))):
+        if m.checkpoint is not None and (m.checkpoint.engine or (stage == "head" and learned is not None and engine_map(learned))):
             return []
         agreement = ", ".join(f"{share:.1%} under {name}" for name, share in stages.head_agreement.items())
         figures = {"fc_error": stages.fc_error, "layer_error": stages.layer_error, "head_agreement": stages.head_agreement}

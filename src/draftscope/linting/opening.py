@@ -17,6 +17,7 @@ from draftscope.eagle3.dialects import describe
 from draftscope.errors import DraftscopeError
 from draftscope.findings import Finding, Patch
 from draftscope.linting.finding import finding
+from draftscope.states.places import Place
 from draftscope.states.tensorfile import TensorFile, read_json
 from draftscope.target.parts import tensor_files
 
@@ -104,7 +105,7 @@ def _shapes(folder: Path, raw: dict[str, Any]) -> list[Finding]:
                     figures={own: {"has": list(has), "wanted": list(wants)} for own, (has, wants) in wrong.items()})]
 
 
-def _by_name(wrong: dict[str, tuple[tuple[int, ...], tuple[int, ...]]], config: DraftConfig, files: Mapping[str, Path],
+def _by_name(wrong: dict[str, tuple[tuple[int, ...], tuple[int, ...]]], config: DraftConfig, files: Mapping[str, Place],
              result: str) -> Finding | None:
     """Where the tensors that are of another shape say by themselves what went wrong."""
     names = {_native(own): own for own in wrong}
@@ -115,18 +116,19 @@ def _by_name(wrong: dict[str, tuple[tuple[int, ...], tuple[int, ...]]], config: 
         return finding(
             "vocab-map", where, f"the vocabulary map has {has} entries for {config.draft_vocab_size} draft ids" if "d2t" in names
             else f"t2d is for {has} tokens, the target has {config.vocab_size}", "proven",
-            "needs-retraining" if "d2t" in names else "needs-serving", "Take the map that belongs to this head: one offset per row, "
-            "for this tokenizer", measured=measured, result=result, healthy=healthy,
+            "needs-retraining" if "d2t" in names else "needs-serving", "Take the map that belongs to this head: one offset per "
+            "row, for this tokenizer", measured=measured, result=result, healthy=healthy,
             patch=Patch(tensors={"d2t": "from t2d"}) if "t2d" not in names else None)
     stored = {own: TensorFile(files[own]).tensor(own).dtype for own in wrong}
     packed = [own for own, (has, wants) in wrong.items() if len(has) == len(wants) == 2 and not stored[own].is_floating_point
               and has[1] < wants[1] and wants[1] % has[1] == 0]
     if packed:
         own = packed[0]
-        has, wants = wrong[own]
+        (_, held), (_, wanted) = wrong[own]
+        kind = str(stored[own]).removeprefix("torch.")
         return finding(
-            "quant-inherit", [f"tensor {own}" for own in packed[:8]], f"{own} is stored packed, {wants[1] // has[1]} values to each "
-            f"{str(stored[own]).removeprefix('torch.')}, and config.json says nothing of it", "proven", "needs-retraining",
+            "quant-inherit", [f"tensor {own}" for own in packed[:8]], f"{own} is stored packed, {wanted // held} values to each "
+            f"{kind}, and config.json says nothing of it", "proven", "needs-retraining",
             "Leave the draft out of the target's quantisation and export it in bfloat16", measured=measured, result=result,
             healthy=healthy, patch=Patch(tensors={_native(own): "from source" for own in packed}))
     rows = {part: wrong[names[f"midlayer.self_attn.{part}_proj.weight"]][0][0] for part in ("q", "k", "v")
