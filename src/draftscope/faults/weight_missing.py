@@ -254,7 +254,9 @@ class WeightMissing(Fault):
         if stage is None or stages is None or any(gate.passed for gate in m.gate_with.values()):
             return []
         learned = None if m.checkpoint is None else m.checkpoint.learned.get("engine")
-        if m.checkpoint is not None and (m.checkpoint.engine or (stage == "head" and learned is not None and engine_map(learned))):
+        if stage == "head" and learned is not None and engine_map(learned):
+            return []
+        if m.checkpoint is not None and m.checkpoint.engine:
             return []
         agreement = ", ".join(f"{share:.1%} under {name}" for name, share in stages.head_agreement.items())
         figures = {"fc_error": stages.fc_error, "layer_error": stages.layer_error, "head_agreement": stages.head_agreement}
