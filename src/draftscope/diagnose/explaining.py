@@ -236,7 +236,6 @@ def explain_file(examination: Examination, ladder: Ladder, meant: Repair) -> Non
 def learned_on_training(draft: Draft, sequences: Iterable[Sequence]) -> Learned | None:
     """The map from the draft's own choice at each answer row to the token that comes there."""
     halves: tuple[list[Tensor], list[Tensor]] = ([], [])
-    mask = StepMask.of(draft.config)
     for i, sequence in enumerate(some(sequences, 4 * ROWS)):
         usable = max(min(sequence.rows, len(sequence.token_ids) - 1), 0)
         rows = answer_rows(sequence.answer, usable, len(sequence.token_ids), 1)
@@ -245,7 +244,7 @@ def learned_on_training(draft: Draft, sequences: Iterable[Sequence]) -> Learned 
         with torch.no_grad():
             hidden = draft.project(sequence.features[:usable])
             embeds = draft.embed(sequence.draft_inputs(usable))
-            output = draft(hidden[None], embeds[None], sequence.positions[None, :usable], mask)[0]
+            output = draft(hidden[None], embeds[None], sequence.positions[None, :usable], StepMask.of(draft.config))[0]
             best = draft.logits(output[rows]).argmax(-1)
         halves[i % 2].append(torch.stack([best, sequence.token_ids[rows + 2]], 1))
     return learn("trained", halves, draft.target_ids, draft.config.vocab_size)
