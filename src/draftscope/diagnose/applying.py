@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,6 +18,7 @@ from draftscope.diagnose.ladder import Ladder, Repair, combine
 from draftscope.diagnose.verdict import Judged
 from draftscope.eagle3.checkpoint import Checkpoint, load_checkpoint
 from draftscope.eagle3.config import DraftConfig
+from draftscope.eagle3.copying import check_new, whole_folder
 from draftscope.eagle3.reading import Reading
 from draftscope.eagle3.weightfiles import Weights, read_weights
 from draftscope.errors import DraftscopeError, UsageError
@@ -54,8 +54,7 @@ def check_apply(inputs: Inputs) -> None:
         held, wanted = Path(str(place)).resolve(), out.resolve()
         if wanted == held or held in wanted.parents or wanted in held.parents:
             raise UsageError("is, holds or lies in one of the inputs", where=str(out), remedy="Name another folder")
-    if out.is_symlink() or (out.exists() and (not out.is_dir() or any(out.iterdir()))):
-        raise UsageError("is there already", where=str(out), remedy="Name a folder that is new or empty")
+    check_new(out)
 
 
 def apply(examination: Examination, judged: list[Judged], findings: list[Finding]) -> Applied:
@@ -122,9 +121,7 @@ class _Work:
 
     def write(self, out: Path) -> Checkpoint:
         """The copy under its own name, whole or not at all, read back."""
-        temporary = out.parent / f".{out.name}.{os.getpid()}.part"
-        try:
-            temporary.mkdir(parents=True)
+        with whole_folder(out) as (temporary, keep):
             spelt = self.weights.spelt
             save_tensors(temporary / "model.safetensors", {spelt.get(n, n): t for n, t in self.tensors.items()}, {"format": "pt"})
             (temporary / "config.json").write_text(json.dumps(self.raw, indent=2) + "\n", encoding="utf-8")
@@ -137,13 +134,7 @@ class _Work:
             if wrong:
                 raise DraftscopeError(f"the copy does not say what it should: {'; '.join(wrong)}", where=str(out),
                                       remedy="Nothing was written; write the keys by hand")
-            if out.is_dir():
-                out.rmdir()
-            temporary.replace(out)
-        except OSError as error:
-            raise DraftscopeError(f"cannot be written: {error.strerror or error}", where=str(out)) from None
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+            keep()
         return load_checkpoint(out, target_layers=self.examination.case.layers)
 
     # -- config.json -------------------------------------------------------------------------------------------------------
@@ -260,4 +251,4 @@ def _of_states(undo: Undo | None) -> Undo:
     """What a fix changes in the states that the draft receives: another place to capture, not another file."""
     if undo is None:
         return Undo()
-    return Undo(reference=undo.reference, order=undo.order, scale=undo.scale, shift=undo.shift)
+    return Undo(reference=undo.reference, order=undo.order, states=undo.states)

@@ -97,7 +97,7 @@ class Examination:
         diagnosis.explained = {name: explain(self.m, diagnosis, name) for name in self.case.inputs.explain}
         if self.case.inputs.apply is not None:
             self.report("applying the fixes to a copy of the checkpoint")
-            diagnosis.applied = apply(self, rank(judged), diagnosis.findings)
+            diagnosis.applied = apply(self, rank(self.judged), diagnosis.findings)
         return diagnosis
 
     # -- step 1: the checkpoint against its consumer ------------------------------------------------------------------------

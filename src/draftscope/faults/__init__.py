@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from draftscope.faults.base import Fault
 from draftscope.faults.config_flag import ConfigFlag
-from draftscope.faults.final_norm import FinalNorm
 from draftscope.faults.draft_residual import DraftResidual
+from draftscope.faults.final_norm import FinalNorm
 from draftscope.faults.layer_offset import LayerOffset
 from draftscope.faults.layer_set import LayerSet
 from draftscope.faults.lossmask_empty import LossmaskEmpty

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from draftscope.engines.counted import Counters
-from draftscope.faults.facts_slots import SlotFacts
 from draftscope.faults.facts_checkpoint import CheckpointFacts
+from draftscope.faults.facts_slots import SlotFacts
 from draftscope.findings import Placed
 
 SideName = Literal["train", "serve"]
