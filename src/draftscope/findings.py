@@ -65,11 +65,25 @@ class Evidence(Model):
     figures: dict[str, Any] = Field(default_factory=dict)
 
 
+class Patch(Model):
+    """What a fix changes in the draft's checkpoint, whoever reads it.
+
+    Attributes:
+        config: keys of config.json, dotted, with their new value; null removes one.
+        tensors: by native name, what to do: `remove`, `swap with NAME`, `transpose`, `subtract N` (of a map's entries),
+            `from absolute ids`, `from t2d`, `from source` (the checkpoint that it was made from, `--source-draft`).
+    """
+
+    config: dict[str, Any] = Field(default_factory=dict)
+    tensors: dict[str, str] = Field(default_factory=dict)
+
+
 class Fix(Model):
     """The change to make, in words and as the configuration of each consumer, in its own convention."""
 
     says: str
     config: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    patch: Patch | None = None
 
 
 class Finding(Model):
@@ -150,6 +164,23 @@ class Absorbed(Model):
     rounding: float | None = None
     changed: list[str] = Field(default_factory=list)
     left: list[str] = Field(default_factory=list)
+class Applied(Model):
+    """What `diagnose --apply` did.
+
+    Attributes:
+        folder: the copy; null where nothing was written.
+        changes: every change to config.json and tensors.
+        left: findings that it does not mend, and why.
+        rung: on which the draft was replayed from the checkpoint (`before`) and from the copy (`after`).
+    """
+
+    folder: str | None
+    changes: list[str] = Field(default_factory=list)
+    left: list[str] = Field(default_factory=list)
+    rung: str | None = None
+    before: Rung | None = None
+    after: Rung | None = None
+    says: str
 
 
 class Diagnosis(Model):
@@ -168,6 +199,7 @@ class Diagnosis(Model):
     explained: dict[str, str] = Field(default_factory=dict)
     """By fault id, asked for with `--explain`: why it was, or was not, named, and where."""
     absorbed: Absorbed | None = None
+    applied: Applied | None = None
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 

@@ -10,12 +10,14 @@ from typing import Any
 
 import torch
 
-from draftscope.eagle3.checkpoint import Checkpoint, load_checkpoint
+from draftscope.eagle3.checkpoint import Checkpoint
 from draftscope.eagle3.tree import TreeShape, claimed_depth
 from draftscope.eagle3.tree import claimed as tree_of
 from draftscope.errors import DraftscopeError, UsageError
+from draftscope.findings import Finding
+from draftscope.linting.opening import open_checkpoint
 from draftscope.states.opening import Kind, format_kind, open_source
-from draftscope.states.places import Place, Remote
+from draftscope.states.places import Place, Remote, model_folder
 from draftscope.states.types import Sample, Sequence, Source, Trace, from_sample, from_trace
 from draftscope.target.model import Target, load_target
 from draftscope.target.parts import TargetParts, read_parts
@@ -42,6 +44,8 @@ class Inputs:
         skip_bad: as in `open_source`.
         explain: ids of faults of which it is to be said why they were, or were not, named.
         absorb: where a copy of the draft goes that has the repair of the served states folded in; None = none is made.
+        source_draft: the checkpoint that `draft` was made from (the trainer's own, before a conversion or export).
+        apply: where to write a copy of the checkpoint with the fixes in it.
     """
 
     train: Place | None = None
@@ -64,6 +68,8 @@ class Inputs:
     skip_bad: bool = False
     explain: tuple[str, ...] = ()
     absorb: Path | None = None
+    source_draft: Place | None = None
+    apply: Path | None = None
 
 
 @dataclass(slots=True)
@@ -107,6 +113,7 @@ class Case:
     Attributes:
         target: None where only its parts are at hand; recorded: its states at every boundary, where an engine made them.
         tree: None where chains are replayed, of length k.
+        found: what is wrong with a checkpoint that can be read but not opened (`checkpoint` is then None), or only just.
     """
 
     inputs: Inputs
@@ -120,6 +127,7 @@ class Case:
     k: int = 3
     tree: TreeShape | None = None
     notes: list[str] = field(default_factory=list)
+    found: list[Finding] = field(default_factory=list)
 
     @property
     def layers(self) -> int | None:
@@ -146,7 +154,8 @@ def open_case(inputs: Inputs, report: Callable[[str], None] = lambda _: None) ->
         else:
             case.notes.append("the target folder holds no layers: states could not be re-made, only its ends were read")
     if inputs.draft is not None:
-        case.checkpoint = load_checkpoint(inputs.draft, target_layers=case.layers)
+        opened = open_checkpoint(model_folder(inputs.draft), case.layers)
+        case.checkpoint, case.found = opened.checkpoint, opened.findings
         _check_target(case)
     width = None if case.parts is None else case.parts.width
     slots = None if case.checkpoint is None else case.checkpoint.config.slots

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from draftscope.diagnose.case import Selected
+from draftscope.diagnose.explaining import explain_engine, explain_file
 from draftscope.diagnose.ladder import Ladder, Repair, as_meant, combine, without_embedding
 from draftscope.eagle3.acceptance import Counts, summarise
 from draftscope.eagle3.reading import D2T, Reading
@@ -89,6 +90,7 @@ def _trained(examination: Examination, ladder: Ladder, meant: Repair) -> None:
     _embedding(examination, "trained", trained, lambda: ladder.trained(_meant_without(meant)))
     m.unigram_nll = unigram_nll(case.heldout or case.train)
     _turn_switches(examination, ladder, meant, trained)
+    explain_file(examination, ladder, meant)
     examination.matched["trained_text"] = trained.text()
 
 
@@ -100,6 +102,7 @@ def _served(examination: Examination, ladder: Ladder, meant: Repair) -> None:
     if m.embedding is None:
         _embedding(examination, "served", served, lambda: ladder.served(_meant_without(meant)))
     _gate(examination, ladder)
+    explain_engine(examination, ladder)
     as_read = ladder.served(combine([], examination.as_read))
     examination.matched["served_text"] = as_read.text()
     assert case.serve is not None

@@ -38,6 +38,7 @@ class Repair:
     states: tuple[Change, ...] = ()
     reading: Reading = field(default_factory=Reading)
     rebuilt_map: bool = False
+    ids: tuple[int, ...] = ()
 
 
 def combine(undos: Iterable[Undo], base: Reading) -> Repair:
@@ -55,6 +56,10 @@ def combine(undos: Iterable[Undo], base: Reading) -> Repair:
             reading = replace(reading, feedback=undo.feedback)
         if undo.switches:
             reading = replace(reading, settings={**reading.settings, **undo.switches})
+        if undo.loading:
+            reading = replace(reading, altered=(), lost=())
+        if undo.altered:
+            reading = replace(reading, altered=(*reading.altered, *undo.altered))
         if undo.target_embedding:
             reading = without_embedding(reading)
         repair = Repair(
@@ -63,6 +68,7 @@ def combine(undos: Iterable[Undo], base: Reading) -> Repair:
             states=(*repair.states, *undo.states),
             reading=reading,
             rebuilt_map=rebuilt,
+            ids=undo.ids or repair.ids,
         )
     return repair
 
@@ -111,15 +117,17 @@ class Ladder:
             and (self.case.parts is not None or all(p.norm == "pre" for p in self.reference))
         )
 
-    def draft(self, reading: Reading, rebuilt_map: bool = False) -> Draft:
-        """The checkpoint's draft under a reading."""
-        key = (repr(reading), rebuilt_map)
+    def draft(self, reading: Reading, rebuilt_map: bool = False, ids: tuple[int, ...] = ()) -> Draft:
+        """The checkpoint's draft under a reading; `ids`: its target ids, where others than any map says."""
+        key = (repr(reading), rebuilt_map, ids)
         if key not in self._drafts:
             assert self.case.checkpoint is not None
             draft = build_draft(self.case.checkpoint, self.case.parts, reading)
-            ids = rebuilt_ids(self.case.checkpoint) if rebuilt_map else None
-            if ids is not None:
-                draft.target_ids = ids
+            rebuilt = rebuilt_ids(self.case.checkpoint) if rebuilt_map else None
+            if rebuilt is not None:
+                draft.target_ids = rebuilt
+            if ids:
+                draft.target_ids = torch.tensor(ids)
             self._drafts[key] = draft
         return self._drafts[key]
 
@@ -127,7 +135,7 @@ class Ladder:
         """On training states, held-out ones if given."""
         chosen = self.case.heldout or self.case.train
         assert chosen is not None
-        return self._run(("trained", repair.reading, repair.rebuilt_map), repair, chosen.sequences)
+        return self._run(("trained", repair.reading, repair.rebuilt_map, repair.ids), repair, chosen.sequences)
 
     def served(self, repair: Repair) -> Replay:
         """On the served states with a repair applied."""
@@ -155,7 +163,7 @@ class Ladder:
     def _run(self, key: tuple[object, ...], repair: Repair, sequences: Iterable[Sequence]) -> Replay:
         name = repr((key, [(p.boundary, p.norm, p.scale, p.lag) for p in self.reference or ()]))
         if name not in self._replays:
-            draft = self.draft(repair.reading, repair.rebuilt_map)
+            draft = self.draft(repair.reading, repair.rebuilt_map, repair.ids)
             self._replays[name] = replay(
                 draft, sequences, parts=self.case.parts, k=self.case.k, tree=self.case.tree, on_tokens=self.on_tokens,
             )

@@ -13,15 +13,18 @@ from draftscope.boundaries import default_boundaries
 from draftscope.compare.pairing import embedding_check, last_state_check
 from draftscope.consumers import CONSUMERS, ask, effective
 from draftscope.diagnose.absorb import absorb, check_folder
+from draftscope.diagnose.applying import apply, check_apply
 from draftscope.diagnose.case import Case, Inputs, Selected, open_case
+from draftscope.diagnose.checkpoint import compare_source, covered, read_files
 from draftscope.diagnose.climb import climb
 from draftscope.diagnose.effects import costs
 from draftscope.diagnose.explain import explain
 from draftscope.diagnose.ladder import Ladder
+from draftscope.diagnose.linted import linted
 from draftscope.diagnose.live import Live, hear, separated
 from draftscope.diagnose.placing import place
 from draftscope.diagnose.sides import SweptSide, judging, side_facts
-from draftscope.diagnose.verdict import Judged, conclude
+from draftscope.diagnose.verdict import Judged, conclude, rank
 from draftscope.eagle3.reading import Reading
 from draftscope.errors import DraftscopeError, UsageError
 from draftscope.faults import FAULTS
@@ -44,6 +47,7 @@ def diagnose(inputs: Inputs, report: Report = lambda _: None) -> Diagnosis:
         DraftscopeError, UsageError: inputs that can't be read, or that contradict each other.
     """
     check_folder(inputs)
+    check_apply(inputs)
     live = hear(inputs, report) if inputs.url is not None else None
     case = open_case(inputs, report)
     if live is not None and live.k is not None and inputs.k is None and live.k != case.k:
@@ -81,14 +85,19 @@ class Examination:
         self.read_target_parts()
         place(self)
         climb(self)
+        compare_source(self, self.ladder)
         self.tell_live()
         suspicions = [suspicion for fault in FAULTS for suspicion in fault.recognise(self.m)]
+        suspicions += linted(self, suspicions)
         found = None
         if self.ladder is not None and "served" in self.rungs:
             found = costs(self.ladder, suspicions, self.as_read, self.counted)
         self.judged = [Judged(s, found.effects[i] if found else None) for i, s in enumerate(suspicions)]
         diagnosis = conclude(self, self.judged, found)
         diagnosis.explained = {name: explain(self.m, diagnosis, name) for name in self.case.inputs.explain}
+        if self.case.inputs.apply is not None:
+            self.report("applying the fixes to a copy of the checkpoint")
+            diagnosis.applied = apply(self, rank(self.judged), diagnosis.findings)
         return diagnosis
 
     # -- step 1: the checkpoint against its consumer ------------------------------------------------------------------------
@@ -99,6 +108,9 @@ class Examination:
         m.consumer = case.inputs.consumer or self._claimed_consumer()
         if m.consumer is None and self.live is not None:
             m.consumer = self._known(self.live.server.engine, self.live.server.version)
+        if case.checkpoint is None and case.found:
+            self.next.append("the draft could not be replayed: its configuration and its weights contradict each other")
+            return
         if case.checkpoint is None:
             self.next.append("give the draft (--draft): without it nothing can be replayed")
             return
@@ -120,6 +132,7 @@ class Examination:
                 f"; {note}" for note in found.notes
             )
         self.steps.append(text)
+        read_files(self)
 
     def _claimed_consumer(self) -> str | None:
         if self.case.serve is None:
@@ -193,6 +206,7 @@ class Examination:
             m.shapes["draft"] = case.checkpoint.config.slots
         self._check_widths()
         self._check_tokens()
+        covered(self)
 
     def _check_widths(self) -> None:
         case = self.case

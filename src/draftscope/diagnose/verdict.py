@@ -42,7 +42,8 @@ class Judged:
 
 def rank(judged: list[Judged]) -> list[Judged]:
     """Proven before supported before suspected; within a strength by the loss with all else repaired."""
-    return sorted(judged, key=lambda j: (STRENGTH[j.suspicion.strength], -loss(j.effect), _ORDER[j.suspicion.fault]))
+    return sorted(judged, key=lambda j: (STRENGTH[j.suspicion.strength], -loss(j.effect),
+                                         _ORDER.get(j.suspicion.fault, len(_ORDER))))
 
 
 def conclude(examination: Examination, judged: list[Judged], found: Costs | None) -> Diagnosis:
@@ -69,7 +70,8 @@ def conclude(examination: Examination, judged: list[Judged], found: Costs | None
     gaps = _open_questions(examination, findings)
     verdict: Verdict
     if ranked:
-        verdict = verdict_of(fault(ranked[0].suspicion.fault), ranked[0].suspicion)
+        first = ranked[0].suspicion
+        verdict = verdict_of(fault(first.fault), first) if first.fault in _ORDER else "wiring"
     else:
         verdict = "undecided" if gaps else "clean"
     return Diagnosis(

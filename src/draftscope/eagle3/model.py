@@ -38,6 +38,7 @@ class Layer(nn.Module):
     def __init__(self, config: DraftConfig) -> None:
         super().__init__()
         self.norm_before_residual, self.double_norm = config.norm_before_residual, config.double_norm
+        self.keeps_entry, self.keeps_stream = config.residual != "entry", config.residual != "branch" or config.layers > 1
         self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.hidden_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.self_attn = _attention(config, 0)
@@ -48,8 +49,11 @@ class Layer(nn.Module):
         normed = self.hidden_norm(self.input_layernorm(hidden) if self.double_norm else hidden)
         residual = normed if self.norm_before_residual else hidden
         # The embedding comes first in the concatenation, in every stack.
-        x = residual + self.self_attn(torch.cat([self.input_layernorm(embeds), normed], -1), cos, sin, attend)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        x = self.self_attn(torch.cat([self.input_layernorm(embeds), normed], -1), cos, sin, attend)
+        if self.keeps_entry:
+            x = residual + x
+        branch = self.mlp(self.post_attention_layernorm(x))
+        return x + branch if self.keeps_stream else branch
 
 
 class LaterLayer(nn.Module):
@@ -58,6 +62,7 @@ class LaterLayer(nn.Module):
     def __init__(self, config: DraftConfig, layer: int) -> None:
         super().__init__()
         self.norm_name = config.later_norm
+        self.keeps_stream = config.residual != "branch" or layer + 1 < config.layers
         self.add_module(self.norm_name, nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps))
         self.self_attn = _attention(config, layer)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
@@ -65,7 +70,8 @@ class LaterLayer(nn.Module):
 
     def forward(self, hidden: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         x = hidden + self.self_attn(self.get_submodule(self.norm_name)(hidden), cos, sin, attend)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        branch = self.mlp(self.post_attention_layernorm(x))
+        return x + branch if self.keeps_stream else branch
 
 
 class Draft(nn.Module):

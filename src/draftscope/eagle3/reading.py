@@ -19,6 +19,7 @@ class Reading:
             d2t[i]), `zero` (map dropped: target id = i).
         feedback: which state is fed back; None = as the checkpoint's `norm_output` says.
         lost: name prefixes of tensors that stay at their initial value (`fc.`, `midlayer.`, `lm_head.`); drawn from `seed`.
+        altered: what the loader does to tensors, as `eagle3.altered` names it.
     """
 
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -26,3 +27,4 @@ class Reading:
     feedback: Literal["pre", "post"] | None = None
     lost: tuple[str, ...] = ()
     seed: int = 0
+    altered: tuple[str, ...] = ()

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from draftscope.faults.base import Fault
 from draftscope.faults.config_flag import ConfigFlag
+from draftscope.faults.draft_residual import DraftResidual
 from draftscope.faults.final_norm import FinalNorm
 from draftscope.faults.layer_offset import LayerOffset
 from draftscope.faults.layer_set import LayerSet
 from draftscope.faults.lossmask_empty import LossmaskEmpty
 from draftscope.faults.metric import Metric
 from draftscope.faults.nonfinite import NonFinite
+from draftscope.faults.quant_inherit import QuantInherit
 from draftscope.faults.recur_state import RecurState
 from draftscope.faults.residual_missing import ResidualMissing
 from draftscope.faults.rotated_space import RotatedSpace
 from draftscope.faults.scale_mult import ScaleMult
 from draftscope.faults.schema_width import SchemaWidth
 from draftscope.faults.target_quant import TargetQuant
+from draftscope.faults.tied_head import TiedHead
 from draftscope.faults.token_shift import TokenShift
 from draftscope.faults.train_budget import TrainBudget
 from draftscope.faults.vocab_map import VocabMap
@@ -26,7 +29,10 @@ FAULTS: tuple[Fault, ...] = (
     SchemaWidth(),
     WeightMissing(),
     VocabMap(),
+    TiedHead(),
+    QuantInherit(),
     ConfigFlag(),
+    DraftResidual(),
     LayerSet(),
     LayerOffset(),
     ResidualMissing(),

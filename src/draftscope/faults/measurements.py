@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from draftscope.engines.counted import Counters
+from draftscope.faults.facts_checkpoint import CheckpointFacts
 from draftscope.faults.facts_slots import SlotFacts
 from draftscope.findings import Placed
 
@@ -215,6 +216,7 @@ class Measurements:
     embedding: EmbeddingFacts | None = None
     turned: TurnedFacts | None = None
     recorded_steps: int = 0
+    checkpoint: CheckpointFacts | None = None
 
     @property
     def wanted_by(self) -> str:

@@ -6,22 +6,27 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 
-from draftscope.eagle3.checkpoint import build_draft, load_checkpoint, target_ids
+from draftscope.eagle3.altered import altered
+from draftscope.eagle3.checkpoint import build_draft, initial_value, load_checkpoint, target_ids
 from draftscope.eagle3.examples import load_examples
 from draftscope.eagle3.generate import generate
 from draftscope.eagle3.generated import Summary, summarise
 from draftscope.eagle3.train import Settings, train
 from draftscope.engines.transformers import Capture, description
-from draftscope.faults.plant import Plant
+from draftscope.faults.plant import Build, Plant
 from draftscope.states import plain
 from draftscope.states.types import Sample
 from draftscope.target.model import Target
 from draftscope.target.quantised import quantised
 from draftscope.target.wiring import Wiring
+
+EARLY = 6
+"""Training sequences after which an early checkpoint was saved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,7 @@ class Run:
     draft: Path
     metrics: Path
     summary: Summary
+    source: Path | None = None
 
 
 @dataclass
@@ -68,9 +74,14 @@ class Rig:
         train, serve, draft = out / "train", out / "capture", out / "draft"
         self.write_training(plant, train)
         self.write_checkpoint(plant, draft)
-        summary = self.serve(plant, draft, serve)
+        source = served = draft
+        if plant.refused or plant.source:
+            source = out / "source"
+            self.write_checkpoint(Plant(serve=plant.serve, train=plant.train, draft=plant.draft), source)
+            served = source if plant.refused else draft
+        summary = self.serve(plant, served, serve)
         metrics = self.report(plant, summary, out)
-        return Run(train, serve, draft, metrics, summary)
+        return Run(train, serve, draft, metrics, summary, source if plant.source else None)
 
     def report(self, plant: Plant, summary: Summary, folder: Path) -> Path:
         """Acceptance as it is told: the engine's counts, or as planted."""
@@ -112,12 +123,21 @@ class Rig:
         """The draft's checkpoint as its exporter leaves it."""
         folder.mkdir(parents=True, exist_ok=True)
         source = self.checkpoint
-        if plant.training_sequences is not None:
-            source = self.train_anew(plant, plant.training_sequences, folder.parent / "trained")
+        sequences = plant.training_sequences or (EARLY if plant.state == "early" else None)
+        if sequences is not None:
+            source = self.train_anew(plant, sequences, folder.parent / "trained")
         tensors = load_file(source / "model.safetensors")
+        config = json.loads((source / "config.json").read_text())
+        self._build(plant.draft, tensors, config)
+        if plant.state == "step 0":
+            tensors = {name: initial_value(name, tensor, 1).to(tensor.dtype) if tensor.is_floating_point() else tensor
+                       for name, tensor in tensors.items()}
+        tensors = altered(tensors, plant.export, load_checkpoint(source).config, self.target.parts)
         if plant.stored_map == "absolute":
             tensors["d2t"] = target_ids(tensors["d2t"], load_checkpoint(source).config)
-        if plant.embedding:
+        if plant.embedding == "trained":
+            _own_basis(tensors, self.target.parts.embedding)
+        elif plant.embedding:
             tensors["embed_tokens.weight"] = self.target.parts.embedding.roll(1, 0).to(tensors["fc.weight"].dtype)
         if plant.poison:
             tensors[plant.poison] = tensors[plant.poison].clone().index_fill_(0, torch.tensor([3]), float("nan"))
@@ -125,8 +145,28 @@ class Rig:
         if "d2t" in plant.drop:
             dropped.add("t2d")
         save_file({name: tensor for name, tensor in tensors.items() if name not in dropped}, folder / "model.safetensors")
-        config = json.loads((source / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps(config | dict(plant.config)))
+        config = {key: value for key, value in (config | dict(plant.config)).items() if value is not None}
+        (folder / "config.json").write_text(json.dumps(config))
+
+    def _build(self, build: Build, tensors: dict[str, torch.Tensor], config: dict[str, Any]) -> None:
+        """A draft with norms or a bias before `fc` that does nearly as the trained one: gains are the states' usual size."""
+        if not build:
+            return
+        if build == "fc_bias":
+            tensors["fc.bias"] = tensors["fc.weight"].float().norm(dim=1).to(tensors["fc.weight"].dtype)
+            config["bias"] = True
+            return
+        ids = torch.tensor([self.conversations[0].token_ids])
+        boundaries = load_checkpoint(self.checkpoint, target_layers=self.target.layers).config.boundaries or ()
+        with torch.inference_mode():
+            slots = self.target.forward(ids, Plant.healthy(boundaries).serve.slots).taps[0].float()
+        sizes = slots.square().mean(-1).sqrt().median(0).values
+        whole = slots.flatten(1).square().mean(-1).sqrt().median()
+        names = [f"fc_norm.{i}.weight" for i in range(len(sizes))] if build == "fc_norm" else ["input_norm.weight"]
+        wide = slots.shape[-1] * (1 if build == "fc_norm" else len(sizes))
+        for name, size in zip(names, sizes if build == "fc_norm" else [whole], strict=True):
+            tensors[name] = torch.full((wide,), float(size)).to(tensors["fc.weight"].dtype)
+        config[build] = True
 
     def train_anew(self, plant: Plant, sequences: int, folder: Path) -> Path:
         """A draft of the same shape, trained once over so few sequences."""
@@ -165,3 +205,15 @@ class Rig:
         )
         capture.close()
         return summarise(results, self.k)
+
+
+def _own_basis(tensors: dict[str, torch.Tensor], embedding: torch.Tensor) -> None:
+    """An embedding of the draft's own: the target's with its channels in another order, and a draft trained with that one."""
+    order = torch.randperm(embedding.shape[1], generator=torch.Generator().manual_seed(7))
+    tensors["embed_tokens.weight"] = embedding[:, order].to(tensors["fc.weight"].dtype)
+    name = "midlayer.input_layernorm.weight"
+    tensors[name] = tensors[name][order]
+    for part in ("q", "k", "v"):
+        name = f"midlayer.self_attn.{part}_proj.weight"
+        wide = tensors[name].shape[1] // 2
+        tensors[name] = torch.cat([tensors[name][:, :wide][:, order], tensors[name][:, wide:]], 1)

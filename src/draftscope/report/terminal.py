@@ -59,11 +59,25 @@ def _story(diagnosis: Diagnosis, paper: _Paper) -> Iterator[RenderableType]:
         yield from _finding(rank, finding, paper)
     if len(diagnosis.findings) > OTHERS_SHOWN + 1:
         yield paper.text(f"{len(diagnosis.findings) - OTHERS_SHOWN - 1} more findings: --json, --html", "dim")
+    yield from _applied(diagnosis, paper)
     yield from _placement(diagnosis, paper)
     yield from _list("Matched", words.matched(diagnosis.matched), paper, limit=12)
     yield from _facts("Power", diagnosis.power, paper)
     yield from _list("Steps", diagnosis.steps, paper)
     yield from _list("Next", diagnosis.next, paper, limit=12)
+
+
+def _applied(diagnosis: Diagnosis, paper: _Paper) -> Iterator[RenderableType]:
+    """What `--apply` wrote, and what it left."""
+    done = diagnosis.applied
+    if done is None:
+        return
+    yield _title("Applied", paper, visible(done.folder or ""))
+    yield _indent(paper.text(sentence(visible(done.says))), 2)
+    for line in done.changes:
+        yield _indent(paper.text(visible(line)), 4)
+    for line in done.left:
+        yield _indent(paper.text(f"left: {visible(line)}", "dim"), 4)
 
 
 def _title(text: str, paper: _Paper, aside: str = "") -> Text:
