@@ -89,7 +89,8 @@ def _clean(healthy: Sequence[Outcome]) -> Clean:
     ran = [o for o in healthy if o.error is None]
     return Clean(
         cases=len(full), errors=sum(o.error is not None for o in full),
-        alarms=share(sum(bool(o.findings) for o in ran), len(ran)), proven=sum(bool(o.wrong_proven) for o in ran), undecided=sum(o.verdict == "undecided" for o in ran),
+        alarms=share(sum(bool(o.findings) for o in ran), len(ran)), proven=sum(bool(o.wrong_proven) for o in ran),
+        undecided=sum(o.verdict == "undecided" for o in ran),
         by_tokens=_by_tokens(healthy, "alarm"),
         told=[f"{o.pair}: {o.key} (rows {o.tokens or 'all'}): {said(o)}" for o in healthy if o.findings or o.error],
     )
