@@ -16,13 +16,15 @@ from draftscope.drilling.cases import Case, Setting, changed, chosen, clean, oth
 from draftscope.drilling.exercised import Pair, open_pair
 from draftscope.drilling.kept import Remembering
 from draftscope.drilling.report import Drill, Named, Outcome, Planted
-from draftscope.drilling.running import LINES, exercise, read_outcomes
+from draftscope.drilling.running import LINES, exercise, inputs_of, read_outcomes
 from draftscope.drilling.scoring import PAIRS, SINGLES, score
 from draftscope.drilling.strengths import OTHERS
 from draftscope.drilling.table import markdown
+from draftscope.eagle3.generated import Summary
 from draftscope.errors import UsageError
 from draftscope.faults import FAULTS, fault
 from draftscope.faults.plant import Plant
+from draftscope.faults.rig import Run
 from draftscope.shares import at_most, wilson
 from draftscope.target.wiring import Wiring
 
@@ -107,12 +109,22 @@ def test_a_capture_is_kept_where_only_the_training_data_is_spoilt(pair: Pair, tm
     spoilt = rig.run(fault("layer-offset").make(HEALTHY, "+1"), tmp_path / "c")
     names = [p.name for p in sorted(first.serve.iterdir())]
 
-    def inode(folder: Path) -> list[int]:
-        return [(folder / name).stat().st_ino for name in names]
+    def written(folder: Path) -> list[int]:
+        return [(folder / name).stat().st_mtime_ns for name in names]
 
-    assert inode(first.serve) == inode(again.serve)
-    assert not set(inode(first.serve)) & set(inode(spoilt.serve))
+    assert written(first.serve) == written(again.serve)
+    assert not set(written(first.serve)) & set(written(spoilt.serve))
     assert first.summary == again.summary
+
+
+def test_everything_that_a_run_left_is_handed_over(pair: Pair, tmp_path: Path) -> None:
+    left = Run(train=tmp_path / "t", serve=tmp_path / "s", draft=tmp_path / "d", metrics=tmp_path / "m",
+               summary=Summary(3, 0, 0, 0, [], None, [], [], 0, 0.0))
+    given = inputs_of(left, HEALTHY, pair.target, max_tokens=64)
+    assert (given.train, given.serve, given.draft, given.metrics) == (left.train, left.serve, left.draft, None)
+    assert (given.target, given.max_tokens) == (TARGET, 64)
+    assert inputs_of(left, HEALTHY, pair.target, counted=True).metrics == left.metrics
+    assert inputs_of(left, fault("metric").make(HEALTHY, fault("metric").variants[0]), pair.target).metrics == left.metrics
 
 
 def test_nothing_is_done_twice_and_a_crash_is_an_outcome(pair: Pair, tmp_path: Path) -> None:

@@ -16,6 +16,10 @@ from draftscope.faults.base import Fault
 from draftscope.faults.plant import Plant
 
 
+DRAWS = 20
+"""Times that a strength is drawn for each one wanted: those that are a variant, or were drawn before, don't count."""
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
     """How a run is served, apart from what is planted; None = as the pair's rig has it.
@@ -97,9 +101,12 @@ def others(healthy: Plant, which: Sequence[tuple[Fault, str]], layers: int, each
         if name not in OTHERS:
             continue
         draw = random.Random(f"{seed} {name}")
-        for _ in range(each):
+        seen = [healthy, *(fault(name).make(healthy, variant) for variant in fault(name).variants)]
+        for _ in range(DRAWS * each):
             said, plant = OTHERS[name](healthy, draw, layers)
-            yield Case(f"{name}: {said}", "other strength", plant, (Planted(fault=name, variant=said),))
+            if plant not in seen and len(seen) < each + 1 + len(fault(name).variants):
+                seen.append(plant)
+                yield Case(f"{name}: {said}", "other strength", plant, (Planted(fault=name, variant=said),))
 
 
 def pairs(healthy: Plant, which: Sequence[tuple[Fault, str]], count: int, seed: int) -> list[Case]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections import OrderedDict
 from dataclasses import dataclass, field, replace
@@ -70,12 +69,13 @@ class KeptRig(Rig):
             shutil.rmtree(store, ignore_errors=True)
             self._served[key] = (store, super().serve(plant, draft_folder, store))
         store, summary = self._served[key]
-        shutil.copytree(store, folder, copy_function=os.link, dirs_exist_ok=True)
+        # Copies: what comes after may rewrite them.
+        shutil.copytree(store, folder, dirs_exist_ok=True)
         return summary
 
     def _key(self, plant: Plant, draft_folder: Path) -> bytes:
         """By everything that can reach the engine: what the writer of the training data does is none of it."""
-        reaching = replace(plant, train=plant.serve, loss_mask="kept", labels=())
+        reaching = replace(plant, train=plant.serve, last=(), loss_mask="kept", labels=())
         told = blake2b(repr((reaching, self.k, self.max_new, self.rows, self.prompts, str(self.target.dtype))).encode(),
                        digest_size=16)
         for path in sorted(p for p in draft_folder.rglob("*") if p.is_file()):

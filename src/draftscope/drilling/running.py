@@ -7,7 +7,9 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from draftscope import stopping
 from draftscope.diagnose.case import Inputs
@@ -23,15 +25,20 @@ from draftscope.findings import Diagnosis
 from draftscope.target.model import Target
 
 LINES, HEAD = "outcomes.jsonl", "pair.json"
+NAMES = {"heldout": "train_heldout"}
+"""Files of a run whose input has another name."""
 
 
 def inputs_of(run: Run, plant: Plant, target: Target, *, counted: bool = False, max_tokens: int | None = None) -> Inputs:
-    """What is handed over of a run; the engine's counts where they were spoilt, or where asked."""
-    return Inputs(
-        train=run.train, serve=run.serve, draft=run.draft, target=target.folder, loaded=target,
-        metrics=run.metrics if counted or plant.reported != "counts" else None,
-        **({} if max_tokens is None else {"max_tokens": max_tokens}),
-    )
+    """Everything that a run left, handed over under the inputs' own names; the engine's counts where spoilt, or where asked."""
+    known = {field.name for field in fields(Inputs)}
+    left: dict[str, Any] = {NAMES.get(field.name, field.name): getattr(run, field.name) for field in fields(run)}
+    given = {name: value for name, value in left.items() if name in known and value is not None}
+    if not counted and plant.reported == "counts":
+        del given["metrics"]
+    if max_tokens is not None:
+        given["max_tokens"] = max_tokens
+    return Inputs(target=target.folder, loaded=target, **given)
 
 
 class Store:

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from draftscope.boundaries import Boundary, Kind
 from draftscope.faults.plant import Plant
+from draftscope.target.spoiling import Scaled, Shifted, Spoiler, Turned
 from draftscope.target.wiring import Wiring
 
 Drawn = tuple[str, Plant]
@@ -23,10 +24,22 @@ def _sides(plant: Plant, draw: random.Random, made: Callable[[Wiring], Wiring]) 
 
 def _scale(plant: Plant, draw: random.Random, layers: int) -> Drawn:
     slots = len(plant.serve.slots)
-    which = sorted(draw.sample(range(slots), draw.choice([1, 1, 2, slots])))
+    which = tuple(sorted(draw.sample(range(slots), draw.choice([1, 1, 2, slots]))))
     factor = float(f"{math.exp(draw.choice([-1, 1]) * draw.uniform(math.log(1.08), math.log(30))):.3g}")
+    if draw.random() < 1 / 3:
+        return f"slots {list(which)} x{factor:g} when verifying", _spoilt(plant, Scaled(factor, which, phase="verify"))
     side, made = _sides(plant, draw, lambda w: replace(w, scale=tuple(factor if i in which else 1.0 for i in range(slots))))
-    return f"{side}slots {which} x{factor:g}", made
+    return f"{side}slots {list(which)} x{factor:g}", made
+
+
+def _spoilt(plant: Plant, spoiler: Spoiler) -> Plant:
+    return replace(plant, serve=replace(plant.serve, spoilers=(*plant.serve.spoilers, spoiler)))
+
+
+def _turned(plant: Plant, draw: random.Random, layers: int) -> Drawn:
+    which = tuple(sorted(draw.sample(range(len(plant.serve.slots)), draw.choice([1, 2, 3]))))
+    seed = draw.randrange(1000, 9999)
+    return f"slots {list(which)} in basis {seed}", _spoilt(plant, Turned(slots=which, seed=seed))
 
 
 def _moved(plant: Plant, draw: random.Random, wanted: list[int]) -> Drawn:
@@ -62,7 +75,10 @@ def _partial(plant: Plant, draw: random.Random, layers: int) -> Drawn:
 
 
 def _shift(plant: Plant, draw: random.Random, layers: int) -> Drawn:
-    by = draw.choice([-2, 2])
+    by = draw.choice([-2, -1, 1, 2])
+    if draw.random() < 1 / 2:
+        which = tuple(sorted(draw.sample(range(len(plant.serve.slots)), draw.choice([1, 2]))))
+        return f"slots {list(which)} {by:+d}", _spoilt(plant, Shifted(by, which))
     side, made = _sides(plant, draw, lambda w: replace(w, shift=by))
     return f"{side}{by:+d}", made
 
@@ -80,6 +96,6 @@ def _budget(plant: Plant, draw: random.Random, layers: int) -> Drawn:
 
 OTHERS: dict[str, Callable[[Plant, random.Random, int], Drawn]] = {
     "layer-offset": _offset, "layer-set": _set, "residual-missing": _partial, "scale-mult": _scale, "token-shift": _shift,
-    "nonfinite": _poison, "train-budget": _budget,
+    "nonfinite": _poison, "train-budget": _budget, "rotated-space": _turned,
 }
 """By fault id: what was done in words, and the set-up, drawn for a target of so many layers."""
