@@ -32,7 +32,7 @@ class Inputs:
     """What the user handed over; any subset.
 
     Attributes:
-        target: a folder with weights, or with only the target parts.
+        target: a folder with weights, or with only the target parts; loaded: the same, where the caller has it in memory.
         sweep: every boundary of the target over the tokens in question, recorded by an engine (`target.recorded`).
         metrics: what tells the engine's own counts, one or several as `engines.counters.read_counters` takes them: files, or a
             server's address; metrics_window: seconds between two scrapes of an address, 0 = one.
@@ -53,6 +53,7 @@ class Inputs:
     serve: Place | None = None
     draft: Place | None = None
     target: Place | None = None
+    loaded: Target | None = None
     sweep: Place | None = None
     metrics: Path | str | Several[Path | str] | None = None
     metrics_window: float = 0.0
@@ -150,7 +151,7 @@ def open_case(inputs: Inputs, report: Callable[[str], None] = lambda _: None) ->
             case.notes.append("of a target behind a URL only the ends are read: states could not be re-made")
         elif _has_layers(inputs.target):
             report("loading the target")
-            case.target = load_target(inputs.target)
+            case.target = inputs.loaded or load_target(inputs.target)
         else:
             case.notes.append("the target folder holds no layers: states could not be re-made, only its ends were read")
     if inputs.draft is not None:

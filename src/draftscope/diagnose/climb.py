@@ -226,12 +226,18 @@ def _stages(examination: Examination, ladder: Ladder, reading: Reading) -> Stage
 
 def counted_steps(sequences: Iterable[Sequence], k: int, *, trees: bool = False) -> Rung | None:
     """The engine's own accepted counts, as recorded in the capture, of chains or of trees; None without such steps."""
+    counts = recorded_counts(sequences, k, trees=trees)
+    return summarise(counts, k, "engine") if counts else None
+
+
+def recorded_counts(sequences: Iterable[Sequence], k: int, *, trees: bool = False) -> list[Counts]:
+    """The recorded accepted counts of each sequence that has some, of chains or of trees."""
     counts = []
     for sequence in sequences:
         if sequence.steps is not None and len(sequence.steps.accepted) and (sequence.steps.parents is not None) == trees:
             accepted = sequence.steps.accepted.clamp(max=k).numpy()
             counts.append(Counts.of(sequence.name, accepted, np.full(len(accepted), k), k))
-    return summarise(counts, k, "engine") if counts else None
+    return counts
 
 
 def _counters(examination: Examination, counters: Counters) -> None:
