@@ -39,7 +39,8 @@ class Effect(Model):
     """What a fault costs, by replay (None = not computed).
 
     `length_if_fixed` has only this fault undone, `left_in` all others undone but this one left in, `all_fixed` the whole
-    repair; `gain` = all_fixed - left_in, paired by sequence: the loss by which faults are ranked.
+    repair; `gain` = all_fixed - left_in, paired by sequence: the loss by which faults are ranked. `nll_gain` is the same of -log
+    p (by how much leaving this one in raises it), which moves where accept length does not.
     """
 
     k: int
@@ -52,6 +53,17 @@ class Effect(Model):
     all_fixed: float | None = None
     gain: float | None = None
     gain_interval: tuple[float, float] | None = None
+    nll_gain: float | None = None
+    nll_gain_interval: tuple[float, float] | None = None
+
+
+class Mended(Model):
+    """A step of the repair: replayed acceptance with this fault and all before it undone."""
+
+    fault: str
+    where: list[str]
+    length: float | None
+    nll: float | None
 
 
 class Evidence(Model):
@@ -189,6 +201,7 @@ class Diagnosis(Model):
     schema_: Literal["draftscope.diagnosis/1"] = Field("draftscope.diagnosis/1", alias="schema")
     verdict: Verdict
     findings: list[Finding] = Field(default_factory=list)
+    repair: list[Mended] = Field(default_factory=list, description="the order in which to mend, with what each step brings")
     placement: Placement = Field(default_factory=Placement)
     acceptance: Ladder = Field(default_factory=Ladder)
     matched: dict[str, Any] = Field(default_factory=dict)

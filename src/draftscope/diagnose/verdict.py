@@ -7,17 +7,16 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from draftscope.diagnose.effects import Costs, loss
+from draftscope.diagnose.effects import STRENGTH, Costs, loss, mending
 from draftscope.diagnose.reference import explained
 from draftscope.faults import FAULTS, fault
 from draftscope.faults.base import Suspicion, verdict_of
 from draftscope.faults.measurements import OTHER, SAME, TRAINED, Measurements
-from draftscope.findings import Diagnosis, Effect, Finding, Fix, Ladder, Placed, Rung, Verdict
+from draftscope.findings import Diagnosis, Effect, Finding, Fix, Ladder, Mended, Placed, Rung, Verdict
 
 if TYPE_CHECKING:
     from draftscope.diagnose.run import Examination
 
-STRENGTH = {"proven": 0, "supported": 1, "suspected": 2}
 BY_SLOT = frozenset({"layer-set", "layer-offset", "residual-missing", "scale-mult", "token-shift", "final-norm",
                      "rotated-space"})
 SOUND = 0.9
@@ -42,8 +41,12 @@ class Judged:
 
 def rank(judged: list[Judged]) -> list[Judged]:
     """Proven before supported before suspected; within a strength by the loss with all else repaired."""
-    return sorted(judged, key=lambda j: (STRENGTH[j.suspicion.strength], -loss(j.effect),
-                                         _ORDER.get(j.suspicion.fault, len(_ORDER))))
+    return sorted(judged, key=_place)
+
+
+def _place(judged: Judged) -> tuple[int, float, float, int]:
+    length, likelihood = loss(judged.effect)
+    return STRENGTH[judged.suspicion.strength], -length, -likelihood, _ORDER.get(judged.suspicion.fault, len(_ORDER))
 
 
 def conclude(examination: Examination, judged: list[Judged], found: Costs | None) -> Diagnosis:
@@ -68,6 +71,8 @@ def conclude(examination: Examination, judged: list[Judged], found: Costs | None
         for j in ranked
     ]
     gaps = _open_questions(examination, findings)
+    repair = [] if found is None or examination.ladder is None else mending(
+        examination.ladder, [j.suspicion for j in ranked if j.effect is not None], examination.as_read)
     verdict: Verdict
     if ranked:
         first = ranked[0].suspicion
@@ -78,14 +83,27 @@ def conclude(examination: Examination, judged: list[Judged], found: Costs | None
         schema="draftscope.diagnosis/1",
         verdict=verdict,
         findings=findings,
+        repair=repair,
         placement=examination.placement(),
         acceptance=Ladder(**rungs),
         matched={**examination.matched, "reference": m.reference_from},
         power=_power(examination),
-        next=list(dict.fromkeys([*gaps, *(examination.next if verdict != "clean" else [])])),
+        next=list(dict.fromkeys([*_in_order(repair, rungs), *gaps, *(examination.next if verdict != "clean" else [])])),
         steps=examination.steps + examination.case.notes,
         provenance=examination.provenance(),
     )
+
+
+def _in_order(repair: list[Mended], rungs: dict[str, Rung]) -> list[str]:
+    """The order in which to mend several faults, and what each step brings."""
+    if len(repair) < 2:
+        return []
+    now = rungs.get("as_read") or rungs.get("served")
+    begin = "" if now is None or now.length is None else f"from {now.length:.2f} "
+    steps = "; ".join(
+        f"{i}. {step.fault} ({', '.join(step.where)})" + ("" if step.length is None else f": {step.length:.2f}")
+        for i, step in enumerate(repair, 1))
+    return [f"mend in this order, accept length by replay {begin}to: {steps}; then measure again"]
 
 
 def _weigh(judged: Judged, m: Measurements) -> None:
