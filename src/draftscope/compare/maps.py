@@ -102,12 +102,12 @@ def partial_factor(x: Tensor, r: Tensor) -> Part | None:
 
 
 def turn_of(x: Tensor, r: Tensor) -> Turn | None:
-    """The orthogonal map that takes r to x, where one explains the difference; None with fewer rows than can determine it."""
+    """The orthogonal map that takes r to x, where one explains what a factor does not; None with fewer rows than determine it."""
     if len(x) // 2 < x.shape[1] or len(x) < FEWEST:
         return None
     matrix, factor = fitted_turn(x[::2], r[::2])
-    before = median_error(x[1::2].double(), r[1::2].double())
-    after = median_error(x[1::2].double() / factor, r[1::2].double() @ matrix)
+    held = x[1::2].double() / factor
+    before, after = median_error(held, r[1::2].double()), median_error(held, r[1::2].double() @ matrix)
     if not (after < BETTER * before and after < MAPPED):
         return None
     if permuted(x, r):

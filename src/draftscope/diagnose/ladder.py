@@ -108,6 +108,11 @@ class Ladder:
         self._turns: dict[TurnBack, Map | None] = {}
 
     @property
+    def replays(self) -> int:
+        """How many there have been."""
+        return len(self._replays)
+
+    @property
     def can_remake(self) -> bool:
         """Whether the target's own states at the reference boundaries are at hand."""
         return (
