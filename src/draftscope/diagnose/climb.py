@@ -30,7 +30,7 @@ from draftscope.faults.measurements import (
     TurnedFacts,
 )
 from draftscope.findings import NOT_REPLAYED, Rung
-from draftscope.linting.target import same_embedding
+from draftscope.linting.target import same_embedding, turned_embedding
 from draftscope.linting.vocabulary import rebuilt_ids
 from draftscope.states.types import Sequence
 
@@ -142,7 +142,8 @@ def _embedding(examination: Examination, rung: str, own: Replay, other: Callable
         return
     with_target = other()
     mine, theirs = own.rung(), with_target.rung()
-    examination.m.embedding = EmbeddingFacts(same, rung, mine.nll, theirs.nll, mine.length, theirs.length)
+    examination.m.embedding = EmbeddingFacts(
+        same, rung, mine.nll, theirs.nll, mine.length, theirs.length, turned_embedding(case.checkpoint, case.parts))
     examination.steps.append(
         f"the checkpoint's embedding: {same:.0%} of its rows are the target's; accept length {mine.length or 0:.2f} with it, "
         f"{theirs.length or 0:.2f} with the target's ({rung})")

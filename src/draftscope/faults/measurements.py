@@ -17,6 +17,8 @@ LEARNED = 0.5
 """-log p on training states over that under token frequencies, from which a draft looks as if it had learned nothing."""
 CLEARLY = 0.3
 """Fall of -log p from which another reading of the checkpoint is the one that it was trained with."""
+TURNED = 0.1
+"""Disagreement of cosines, in units of their spread, up to which an orthogonal map explains them."""
 SAME, OTHER = 0.03, 0.2
 """Relative error of a stage reproduced within rounding (bf16 included), and of one computed with other weights or input."""
 
@@ -134,6 +136,8 @@ class EmbeddingFacts:
         rung: the rung on which both were tried.
         own, target: -log p of the token to match with the checkpoint's own and with the target's.
         own_length, target_length: accept lengths.
+        turned: how far the cosines between its rows are from those of the target's (`transforms.gram_error`): 0 under an
+            orthogonal map.
     """
 
     same_rows: float
@@ -142,6 +146,7 @@ class EmbeddingFacts:
     target: float | None
     own_length: float | None
     target_length: float | None
+    turned: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,8 +26,8 @@ class Plant:
         engine: how the engine reads the checkpoint.
         drop: name prefixes of tensors that the checkpoint file lacks.
         poison: a tensor of the checkpoint file with one value that is not finite.
-        embedding: what the exporter put beside the draft: nothing, an embedding whose rows belong to other tokens, or the one
-            that it was trained with (another basis than the target's).
+        embedding: what the exporter put beside the draft: nothing, an embedding whose rows belong to other tokens, the one
+            that it was trained with (another basis than the target's), or that of the rotated target.
         config: keys of its config.json that say something else than it was trained with.
         export: what the exporter did to its tensors, as `eagle3.altered` names it.
         draft: a draft of another build: with norms or a bias before `fc`, with gains that the trained states have.
@@ -49,7 +49,7 @@ class Plant:
     engine: Reading = field(default_factory=Reading)
     drop: tuple[str, ...] = ()
     poison: str = ""
-    embedding: Literal["", "of other tokens", "trained"] = ""
+    embedding: Literal["", "of other tokens", "trained", "rotated"] = ""
     config: tuple[tuple[str, Any], ...] = ()
     export: tuple[str, ...] = ()
     draft: Build = ""

@@ -23,6 +23,7 @@ from draftscope.states import plain
 from draftscope.states.types import Sample
 from draftscope.target.model import Target
 from draftscope.target.quantised import quantised
+from draftscope.target.spoiling import turn
 from draftscope.target.wiring import Wiring
 
 EARLY = 6
@@ -138,7 +139,9 @@ class Rig:
         if plant.embedding == "trained":
             _own_basis(tensors, self.target.parts.embedding)
         elif plant.embedding:
-            tensors["embed_tokens.weight"] = self.target.parts.embedding.roll(1, 0).to(tensors["fc.weight"].dtype)
+            table = self.target.parts.embedding
+            table = turn(table, "orthogonal") if plant.embedding == "rotated" else table.roll(1, 0)
+            tensors["embed_tokens.weight"] = table.to(tensors["fc.weight"].dtype)
         if plant.poison:
             tensors[plant.poison] = tensors[plant.poison].clone().index_fill_(0, torch.tensor([3]), float("nan"))
         dropped = {name for name in tensors if name.startswith(plant.drop)} if plant.drop else set()

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from draftscope.faults.base import Fault, Suspicion, Undo
 from draftscope.faults.checking import cut_from_target, engine_map, in_engine, in_file, told, untrained
-from draftscope.faults.measurements import CLEARLY, OTHER, SAME, Measurements, StageFacts
+from draftscope.faults.measurements import CLEARLY, OTHER, SAME, TURNED, Measurements, StageFacts
 from draftscope.faults.plant import Plant
 from draftscope.findings import Evidence, Fix, Patch
 
@@ -136,6 +136,8 @@ class WeightMissing(Fault):
         facts = m.embedding
         if facts is None or facts.own is None or facts.target is None or facts.own - facts.target < CLEARLY:
             return []
+        if facts.turned is not None and facts.turned < TURNED:
+            return []  # the right one in another basis: rotated-space
         return [told(
             self.id, ["tensor embed_tokens.weight"],
             "the checkpoint's own embedding is not the one that the draft was trained with: the target's serves it better",
