@@ -74,14 +74,9 @@ class Rig:
         train, serve, draft = out / "train", out / "capture", out / "draft"
         self.write_training(plant, train)
         self.write_checkpoint(plant, draft)
-        source = served = draft
-        if plant.refused or plant.source:
-            source = out / "source"
-            self.write_checkpoint(Plant(serve=plant.serve, train=plant.train, draft=plant.draft), source)
-            served = source if plant.refused else draft
-        summary = self.serve(plant, served, serve)
+        summary = self.serve(plant, draft, serve)
         metrics = self.report(plant, summary, out)
-        return Run(train, serve, draft, metrics, summary, source if plant.source else None)
+        return Run(train, serve, draft, metrics, summary, self.write_source(plant, out / "source"))
 
     def report(self, plant: Plant, summary: Summary, folder: Path) -> Path:
         """Acceptance as it is told: the engine's counts, or as planted."""
@@ -148,6 +143,13 @@ class Rig:
         config = {key: value for key, value in (config | dict(plant.config)).items() if value is not None}
         (folder / "config.json").write_text(json.dumps(config))
 
+    def write_source(self, plant: Plant, folder: Path) -> Path | None:
+        """The checkpoint that it was exported from, where that is at hand."""
+        if not plant.source:
+            return None
+        self.write_checkpoint(Plant(serve=plant.serve, train=plant.train, draft=plant.draft), folder)
+        return folder
+
     def _build(self, build: Build, tensors: dict[str, torch.Tensor], config: dict[str, Any]) -> None:
         """A draft with norms or a bias before `fc` that does nearly as the trained one: gains are the states' usual size."""
         if not build:
@@ -186,7 +188,9 @@ class Rig:
 
     def serve(self, plant: Plant, draft_folder: Path, folder: Path) -> Summary:
         """Serve the prompts with the engine as planted, recording what the draft receives."""
-        checkpoint = load_checkpoint(draft_folder, target_layers=self.target.layers)
+        # No engine starts with a checkpoint that is refused: what is captured is of the one before it.
+        served = self.checkpoint if plant.refused else draft_folder
+        checkpoint = load_checkpoint(served, target_layers=self.target.layers)
         draft = build_draft(checkpoint, self.target.parts, plant.engine)
         claimed = [b.index for b in Plant.healthy(checkpoint.config.boundaries or ()).serve.slots]
         capture = Capture(
