@@ -7,7 +7,7 @@ from typing import Any
 
 from draftscope.consumers import setting_for
 from draftscope.faults.base import Fault, Page, Suspicion, Trace, Undo
-from draftscope.faults.checking import in_engine, in_file, told
+from draftscope.faults.checking import HALF, in_engine, in_file, told
 from draftscope.faults.fixes import CONSUMERS
 from draftscope.faults.measurements import GateFacts, Measurements
 from draftscope.faults.plant import Plant
@@ -150,6 +150,9 @@ class ConfigFlag(Fault):
             figures={"own": found.own, "turned": found.turned},
             runtime=False,
         )
+        if found.next_best is not None and found.next_best > HALF:
+            suspicion.strength = "supported"
+            suspicion.caveats.append("another reading of the file does nearly as well")
         suspicion.undo = Undo(switches={found.name: found.value})
         suspicion.fix = Fix(says=f"Set {found.name} to {value} in config.json, where the consumer looks for it: the draft was "
                                  "trained so.", patch=Patch(config={found.name: found.value}),
