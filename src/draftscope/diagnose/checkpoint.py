@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from draftscope.diagnose.ladder import Ladder, Repair
@@ -79,7 +80,7 @@ def grid(tensor: Tensor) -> str | None:
     if bool((rows.clamp(-448, 448).to(FP8).float() == rows).all()):
         return "fp8"
     # Few values are enough for four bits to fit eight as well, so the narrower grid is asked first.
-    if rows.shape[1] >= GROUP and rows.shape[1] % GROUP == 0 and _steps(rows.unflatten(1, (-1, GROUP)), 7) < ON_GRID:
+    if _steps(F.pad(rows, (0, -rows.shape[1] % GROUP)).unflatten(1, (-1, GROUP)), 7) < ON_GRID:
         return "int4"
     return "int8" if _steps(rows, 127) < ON_GRID else None
 

@@ -6,6 +6,7 @@ Readings are those of `readings`; figures are taken on a bounded part of the row
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -197,7 +198,7 @@ def explain_file(examination: Examination, ladder: Ladder, meant: Repair) -> Non
     """Where the draft fails on its own training states: the reading of the file under which it does not."""
     m, case = examination.m, examination.case
     own = m.rungs.get("trained")
-    if m.checkpoint is None or own is None or not own.joint or own.joint[0] >= SOUND or m.turned is not None:
+    if m.checkpoint is None or own is None or not own.joint or (own.joint[0] >= SOUND and m.turned is None):
         return
     chosen = case.heldout or case.train
     assert chosen is not None
@@ -222,11 +223,16 @@ def explain_file(examination: Examination, ladder: Ladder, meant: Repair) -> Non
     if not gains or gains[0][0] < GAIN:
         return
     better, key = gains[0]
+    second = gains[1][0] / better if len(gains) > 1 else None
+    if m.turned is not None and key == f"{m.turned.name}={m.turned.value}":
+        m.turned = replace(m.turned, next_best=second)
+        return
+    # A switch may do better than what is there and yet not be what is wrong.
+    m.turned = None
     whole, first = ladder.trained(Repair(reading=readings.apply(key, meant.reading))), ladder.trained(meant).rung()
     rung = whole.rung()
     if rung.nll is None or first.nll is None:
         return
-    second = gains[1][0] / better if len(gains) > 1 else None
     m.checkpoint.otherwise = Otherwise(key, first.nll, rung.nll, first.joint[0], rung.joint[0], first.length, rung.length, second,
                                        len(gains))
     examination.steps.append(f"on the training states the draft does better with {key}: first-position acceptance "

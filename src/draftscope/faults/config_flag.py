@@ -7,7 +7,7 @@ from typing import Any
 
 from draftscope.consumers import setting_for
 from draftscope.faults.base import Fault, Page, Suspicion, Trace, Undo
-from draftscope.faults.checking import in_engine, in_file, told
+from draftscope.faults.checking import HALF, in_engine, in_file, told
 from draftscope.faults.fixes import CONSUMERS
 from draftscope.faults.measurements import GateFacts, Measurements
 from draftscope.faults.plant import Plant
@@ -16,7 +16,7 @@ from draftscope.findings import Evidence, Fix, Patch
 LEAST = 0.02
 _SERVE = ("Serve with a consumer and version that honour the switch, spelt where it looks for it, or train without it "
           "(`draftscope replay --for` shows what each makes of the checkpoint).")
-_NAMES = {"fc_norm": "fc_norm", "norm_before_fc": "norm_before_fc", "fc bias": "fc_bias", "norm_output": "norm_output",
+_NAMES = {"fc_norm": "fc_norm", "norm_before_fc": "norm_before_fc", "fc bias": "fc_bias",
           "norm_before_residual": "norm_before_residual"}
 _RECORDED = "--draft, --serve (with fc_output and draft_states)"
 PAGE = Page(
@@ -29,7 +29,7 @@ PAGE = Page(
         **{f"checkpoint: {name}": Trace(
             says=f"config.json says another {_NAMES[name]} than the draft was trained with", input="--draft, --train, --target",
             rung="trained", shows="on its own training states the draft does well only with the switch turned")
-           for name in ("norm_before_residual", "norm_output", "fc_norm", "norm_before_fc")},
+           for name in ("norm_before_residual", "fc_norm", "norm_before_fc")},
         "checkpoint: head_dim": Trace(says="head_dim was inferred as hidden_size / heads", input="--draft", rung="none",
                                       shows="the projections' rows are heads times another head_dim"),
         "checkpoint: converted without a switch": Trace(
@@ -43,6 +43,7 @@ PAGE = Page(
     },
     unseen={
         "rms_norm_eps of 1e-5 for 1e-6": "changes a state by less than bfloat16 rounds it",
+        "norm_output where the first position is sound": "nothing is tried there; recur-state tells it from draft states",
         "no norm before the head": "chooses as a norm whose gain is 1 does: weight-missing names the gain",
         "EAGLE in place of EAGLE3": "the capture has one slot where the draft takes three: schema-width says so; lint --for "
                                     "sglang:eagle says why",
@@ -60,7 +61,7 @@ class ConfigFlag(Fault):
     verdict = "wiring"
     variants = (
         "engine: norm_before_residual", "engine: fc_norm", "engine: norm_before_fc", "engine: fc bias",
-        "checkpoint: norm_before_residual", "checkpoint: norm_output", "checkpoint: fc_norm", "checkpoint: norm_before_fc",
+        "checkpoint: norm_before_residual", "checkpoint: fc_norm", "checkpoint: norm_before_fc",
         "checkpoint: head_dim", "checkpoint: converted without a switch",
     )
     page = PAGE
@@ -149,6 +150,9 @@ class ConfigFlag(Fault):
             figures={"own": found.own, "turned": found.turned},
             runtime=False,
         )
+        if found.next_best is not None and found.next_best > HALF:
+            suspicion.strength = "supported"
+            suspicion.caveats.append("another reading of the file does nearly as well")
         suspicion.undo = Undo(switches={found.name: found.value})
         suspicion.fix = Fix(says=f"Set {found.name} to {value} in config.json, where the consumer looks for it: the draft was "
                                  "trained so.", patch=Patch(config={found.name: found.value}),
@@ -260,7 +264,7 @@ class ConfigFlag(Fault):
         name = _NAMES[what]
         build = {"fc_norm": "fc_norm", "norm_before_fc": "norm_before_fc", "fc_bias": "fc_bias"}.get(name, "")
         plant = replace(plant, draft=build)  # type: ignore[arg-type]
-        turned = name in ("norm_before_residual", "norm_output")
+        turned = name == "norm_before_residual"
         if place == "engine":
             return replace(plant, engine=replace(plant.engine, settings={**plant.engine.settings, name: turned}))
         return replace(plant, config=(*plant.config, (name, turned)))

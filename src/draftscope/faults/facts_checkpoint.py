@@ -36,7 +36,7 @@ class Otherwise:
         key: as in `Explained`.
         own, other: -log p of the token to match; own_first, other_first: acceptance at the first position.
         own_length, other_length: accept lengths where there is a walk.
-        next_best: -log p under the best of the remaining readings.
+        next_best: what the best of the remaining readings gains, as a share of what this one does.
     """
 
     key: str

@@ -156,6 +156,7 @@ class TurnedFacts:
     Attributes:
         name, value: the switch and the value that does better.
         own, turned: -log p of the token to match; own_length, turned_length: accept lengths.
+        next_best: what the next best of the other readings tried gains there, as a share of what this switch does.
     """
 
     name: str
@@ -164,6 +165,7 @@ class TurnedFacts:
     turned: float
     own_length: float | None
     turned_length: float | None
+    next_best: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from draftscope.faults.base import Fault, Page, Suspicion, Trace
-from draftscope.faults.checking import in_engine, told
+from draftscope.faults.checking import in_engine, told, trained_badly
 from draftscope.faults.measurements import Measurements
 from draftscope.faults.plant import Plant
-from draftscope.findings import Patch
+from draftscope.findings import Patch, Strength
 
 _WORDS = {
     "fp8": "e4m3 without a scale", "int8": "8 bits with a scale a row", "int4": "4 bits with a scale for each group of a row",
@@ -115,8 +115,12 @@ class QuantInherit(Fault):
                    "when it was exported"
         cost = f"; -log p on training states {apart.own:.2f} here, {apart.source:.2f} with the source" \
             if apart is not None and apart.own is not None and apart.source is not None else ""
+        # A grid alone may be meant: it is a hint where the draft does well with it.
+        strength: Strength = "supported" if altered or trained_badly(m) else "suspected"
+        if lost or (altered and better):
+            strength = "proven"
         return [told(
-            self.id, [f"tensor {name}" for name in names[:8]], says, "proven" if lost or (altered and better) else "supported",
+            self.id, [f"tensor {name}" for name in names[:8]], says, strength,
             hypothesis="the draft was converted with the target, under its quantisation",
             prediction="trained matrices use all the values that their format has",
             measurement="every matrix against the grids of e4m3, of 8 bits by row and of 4 bits by group"

@@ -75,14 +75,9 @@ class Rig:
         train, serve, draft = out / "train", out / "capture", out / "draft"
         self.write_training(plant, train)
         self.write_checkpoint(plant, draft)
-        source = served = draft
-        if plant.refused or plant.source:
-            source = out / "source"
-            self.write_checkpoint(Plant(serve=plant.serve, train=plant.train, draft=plant.draft), source)
-            served = source if plant.refused else draft
-        summary = self.serve(plant, served, serve)
+        summary = self.serve(plant, draft, serve)
         metrics = self.report(plant, summary, out)
-        return Run(train, serve, draft, metrics, summary, source if plant.source else None)
+        return Run(train, serve, draft, metrics, summary, self.write_source(plant, out / "source"))
 
     def report(self, plant: Plant, summary: Summary, folder: Path) -> Path:
         """Acceptance as it is told: the engine's counts, or as planted."""
@@ -151,24 +146,41 @@ class Rig:
         config = {key: value for key, value in (config | dict(plant.config)).items() if value is not None}
         (folder / "config.json").write_text(json.dumps(config))
 
+    def write_source(self, plant: Plant, folder: Path) -> Path | None:
+        """The checkpoint that it was exported from, where that is at hand."""
+        if not plant.source:
+            return None
+        self.write_checkpoint(Plant(serve=plant.serve, train=plant.train, draft=plant.draft), folder)
+        return folder
+
     def _build(self, build: Build, tensors: dict[str, torch.Tensor], config: dict[str, Any]) -> None:
-        """A draft with norms or a bias before `fc` that does nearly as the trained one: gains are the states' usual size."""
+        """A draft with norms or a bias before `fc` that does nearly as the trained one with them, and badly without.
+
+        Gains are the states' usual sizes times factors that `fc` takes back; the bias is what `fc` makes of the states' mean.
+        """
         if not build:
-            return
-        if build == "fc_bias":
-            tensors["fc.bias"] = tensors["fc.weight"].float().norm(dim=1).to(tensors["fc.weight"].dtype)
-            config["bias"] = True
             return
         ids = torch.tensor([self.conversations[0].token_ids])
         boundaries = load_checkpoint(self.checkpoint, target_layers=self.target.layers).config.boundaries or ()
         with torch.inference_mode():
             slots = self.target.forward(ids, Plant.healthy(boundaries).serve.slots).taps[0].float()
-        sizes = slots.square().mean(-1).sqrt().median(0).values
-        whole = slots.flatten(1).square().mean(-1).sqrt().median()
-        names = [f"fc_norm.{i}.weight" for i in range(len(sizes))] if build == "fc_norm" else ["input_norm.weight"]
-        wide = slots.shape[-1] * (1 if build == "fc_norm" else len(sizes))
-        for name, size in zip(names, sizes if build == "fc_norm" else [whole], strict=True):
-            tensors[name] = torch.full((wide,), float(size)).to(tensors["fc.weight"].dtype)
+        fc, count, wide = tensors["fc.weight"].float(), slots.shape[1], slots.shape[2]
+        if build == "fc_bias":
+            mean = slots.flatten(1).mean(0)
+            along = mean / mean.norm()
+            tensors["fc.bias"] = (fc @ mean).to(tensors["fc.weight"].dtype)
+            tensors["fc.weight"] = (fc - (fc @ along)[:, None] * along).to(tensors["fc.weight"].dtype)
+            config["bias"] = True
+            return
+        per_slot = build == "fc_norm"
+        states = slots if per_slot else slots.flatten(1)
+        sizes = states.square().mean(-1).sqrt().median(0).values
+        factors = torch.tensor([4.0, 0.25, 1.0]).repeat(count)[:count].repeat_interleave(wide)
+        gains = (sizes.repeat_interleave(wide) if per_slot else sizes) * factors
+        tensors["fc.weight"] = (fc / factors).to(tensors["fc.weight"].dtype)
+        names = [f"fc_norm.{i}.weight" for i in range(count)] if per_slot else ["input_norm.weight"]
+        for name, gain in zip(names, gains.split(wide if per_slot else count * wide), strict=True):
+            tensors[name] = gain.to(tensors["fc.weight"].dtype).clone()
         config[build] = True
 
     def train_anew(self, plant: Plant, sequences: int, folder: Path) -> Path:
@@ -189,7 +201,9 @@ class Rig:
 
     def serve(self, plant: Plant, draft_folder: Path, folder: Path) -> Summary:
         """Serve the prompts with the engine as planted, recording what the draft receives."""
-        checkpoint = load_checkpoint(draft_folder, target_layers=self.target.layers)
+        # No engine starts with a checkpoint that is refused: what is captured is of the one before it.
+        served = self.checkpoint if plant.refused else draft_folder
+        checkpoint = load_checkpoint(served, target_layers=self.target.layers)
         draft = build_draft(checkpoint, self.target.parts, plant.engine)
         claimed = [b.index for b in Plant.healthy(checkpoint.config.boundaries or ()).serve.slots]
         capture = Capture(

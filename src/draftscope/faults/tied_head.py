@@ -91,6 +91,8 @@ class TiedHead(Fault):
             return []
         known = None if m.consumer is None else consumer(m.consumer)[0]
         honours = known is not None and bool(known.tied_head)
+        if known is not None and not honours:
+            return []  # who reads it does not look at the flag
         return [told(
             self.id, ["config tie_word_embeddings"],
             "config.json ties the head to the embedding, and the file has a head of the draft's own size"

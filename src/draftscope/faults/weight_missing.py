@@ -331,7 +331,7 @@ class WeightMissing(Fault):
                 return replace(plant, engine=replace(engine, altered=(_ALTERED[part],)))
             return replace(plant, engine=replace(engine, lost=(*engine.lost, _PREFIX[part])))
         if part in _ALTERED:
-            return replace(plant, export=(*plant.export, _ALTERED[part]))
+            return replace(plant, export=(*plant.export, _ALTERED[part]), source=part == "the target's head")
         return replace(plant, drop=(*plant.drop, _PREFIX[part]))
 
     def mend(self, plant: Plant, boundaries: tuple[int, ...]) -> Plant | None:
