@@ -260,7 +260,9 @@ def _open_questions(examination: Examination, findings: list[Finding]) -> list[s
         questions.append("what the draft was trained on is unknown: give training states (--train) or the draft (--draft)")
     if examination.case.checkpoint is None:
         questions.append("the draft itself was not looked at: give it (--draft)")
-    if m.gate is None:
+    if m.runtime is not None and m.runtime.drawn and m.runtime.settled:
+        pass
+    elif m.gate is None:
         recorded = examination.counted is not None
         questions.append(
             "the engine's own behaviour was not held against replay: "
@@ -302,6 +304,10 @@ def _gaps(examination: Examination) -> list[str]:
     rungs, gate = dict(examination.rungs), examination.m.gate
     if gate is not None and gate.passed and examination.case.inputs.metrics is None:
         rungs.pop("measured", None)
+    if examination.m.runtime is not None and examination.m.runtime.drawn:
+        rungs.pop("measured", None)  # of drawn drafts, where replay has the draft's best
+    if examination.m.sampler is not None:
+        rungs.pop("trained", None)  # of greedy text, which a draft guesses better than drawn text
     known = [name for name in SPANS if rungs.get(name) is not None and rungs[name].length is not None]
     gaps = []
     for upper, lower in itertools.pairwise(known):

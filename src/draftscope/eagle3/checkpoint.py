@@ -187,6 +187,7 @@ def build_draft(checkpoint: Checkpoint, parts: TargetParts | None = None, readin
             else:
                 parameter.copy_(tensor)
     draft.target_ids = target_ids(held.get("d2t"), config, reading.d2t)
+    draft.runtime = reading.runtime
     embedding = held.get("embed_tokens.weight")
     if embedding is None and parts is not None:
         embedding = parts.embedding

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from draftscope.faults.attn_mask import AttnMask
 from draftscope.faults.base import Fault
 from draftscope.faults.config_flag import ConfigFlag
+from draftscope.faults.ctx_limit import CtxLimit
+from draftscope.faults.draft_kv import DraftKv
 from draftscope.faults.draft_residual import DraftResidual
 from draftscope.faults.final_norm import FinalNorm
 from draftscope.faults.layer_offset import LayerOffset
@@ -11,10 +14,13 @@ from draftscope.faults.layer_set import LayerSet
 from draftscope.faults.lossmask_empty import LossmaskEmpty
 from draftscope.faults.metric import Metric
 from draftscope.faults.nonfinite import NonFinite
+from draftscope.faults.pos_id import PosId
 from draftscope.faults.quant_inherit import QuantInherit
 from draftscope.faults.recur_state import RecurState
 from draftscope.faults.residual_missing import ResidualMissing
+from draftscope.faults.rope import Rope
 from draftscope.faults.rotated_space import RotatedSpace
+from draftscope.faults.sampler import Sampler
 from draftscope.faults.scale_mult import ScaleMult
 from draftscope.faults.schema_width import SchemaWidth
 from draftscope.faults.target_quant import TargetQuant
@@ -42,6 +48,12 @@ FAULTS: tuple[Fault, ...] = (
     TokenShift(),
     TargetQuant(),
     RecurState(),
+    PosId(),
+    Rope(),
+    AttnMask(),
+    DraftKv(),
+    CtxLimit(),
+    Sampler(),
     LossmaskEmpty(),
     Metric(),
     TrainBudget(),

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from draftscope.engines.counted import Counters
 from draftscope.faults.facts_checkpoint import CheckpointFacts
+from draftscope.faults.facts_runtime import RuntimeFacts, SamplerFacts
 from draftscope.faults.facts_slots import SlotFacts
 from draftscope.findings import Placed
 
@@ -193,6 +194,8 @@ class Measurements:
         gate: as read; gate_with: the same with a known runtime fault added to the reading, by `key=value`.
         unigram_nll: -log p of the training answers' tokens under their own frequencies.
         counters: acceptance as the engine tells it; recorded_steps: verify steps of the capture that `measured` is of.
+        runtime: the engine's own rounds run again under known wrong runtimes.
+        sampler: what became of the drafts of sampled requests.
         assigned: unpaired candidates: serving slot -> training entry, with margins.
     """
 
@@ -214,6 +217,8 @@ class Measurements:
     gate: GateFacts | None = None
     changed: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     gate_with: dict[str, GateFacts] = field(default_factory=dict)
+    runtime: RuntimeFacts | None = None
+    sampler: SamplerFacts | None = None
     rungs: dict[str, RungFacts] = field(default_factory=dict)
     unigram_nll: float | None = None
     assigned: list[tuple[int, int, float]] = field(default_factory=list)

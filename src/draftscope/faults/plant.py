@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from draftscope.eagle3.reading import Reading
+from draftscope.eagle3.sampling import Sampling
 from draftscope.target.quantised import Precision
 from draftscope.target.spoiling import Spoiler
 from draftscope.target.wiring import Wiring
@@ -39,6 +40,7 @@ class Plant:
         training_sequences: the draft trained anew, on so few sequences; None = the pair's own draft.
         reported: how acceptance is told beside the capture: the engine's counts, a log of an engine that simulates it, or figures
             that count something else.
+        sampling: how the engine draws tokens; None = greedily.
         labels: the names that the writer of the training data gives its entries; () = boundaries, truthfully.
     """
 
@@ -59,6 +61,7 @@ class Plant:
     stored_map: Literal["offset", "absolute"] = "offset"
     loss_mask: Literal["kept", "empty"] = "kept"
     training_sequences: int | None = None
+    sampling: Sampling | None = None
     labels: tuple[str, ...] = ()
     reported: Reported = "counts"
 

@@ -206,15 +206,17 @@ class Rig:
         checkpoint = load_checkpoint(served, target_layers=self.target.layers)
         draft = build_draft(checkpoint, self.target.parts, plant.engine)
         claimed = [b.index for b in Plant.healthy(checkpoint.config.boundaries or ()).serve.slots]
-        capture = Capture(
-            folder, description(model=str(self.target.folder.name), draft=draft_folder.name, layer_ids=claimed, k=self.k)
-        )
+        says = description(model=str(self.target.folder.name), draft=draft_folder.name, layer_ids=claimed, k=self.k)
+        if plant.sampling is not None:
+            says["temperature"] = plant.sampling.temperature
+        capture = Capture(folder, says)
         results = generate(
             quantised(self.target, plant.precision) if plant.precision else self.target,
             draft,
             self.prompts,
             wiring=plant.serve,
             k=self.k,
+            sampling=plant.sampling,
             max_new=self.max_new,
             stop_ids=self.stop_ids,
             rows=self.rows,
