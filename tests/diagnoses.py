@@ -6,13 +6,17 @@ from itertools import pairwise
 
 from draftscope.diagnose.norms import AT
 from draftscope.findings import (
+    Absorbed,
+    Applied,
     Diagnosis,
     Effect,
     Evidence,
     Finding,
     Fix,
     Ladder,
+    Mended,
     Norms,
+    Patch,
     Placed,
     Placement,
     RowNorms,
@@ -112,6 +116,19 @@ def case() -> Diagnosis:
     )
 
 
+def mended() -> Diagnosis:
+    """The case with all that can be asked for besides: the order of repair, a corrected copy, a folded draft, an explanation."""
+    diagnosis = case()
+    diagnosis.findings[0].fix.patch = Patch(config={"norm_output": False}, tensors={"fc.weight": "transpose"})
+    diagnosis.repair = [Mended(fault="layer-set", where=["slot 0"], length=2.24, nll=1.8),
+                        Mended(fault="template", where=[], length=None, nll=None)]
+    diagnosis.applied = Applied(folder="fixed/", changes=["config norm_output: true to false"], left=["template: not a file"],
+                                says="1 change, replayed at 2.20")
+    diagnosis.absorbed = Absorbed(folder="folded/", says="folded exactly", exact=True, length_before=1.31, length_after=2.19)
+    diagnosis.explained = {"layer-offset": "Not named: the slots moved by 2, 13 and 12 boundaries."}
+    return diagnosis
+
+
 def clean() -> Diagnosis:
     return Diagnosis(
         verdict="clean", acceptance=Ladder(trained=rung(2.31, [0.66, 0.41, 0.24]), as_read=rung(2.3, [0.66, 0.41, 0.23])))
@@ -137,7 +154,7 @@ def large() -> Diagnosis:
 
 def hostile() -> Diagnosis:
     """The case with every string that a file can hold replaced."""
-    diagnosis = case()
+    diagnosis = mended()
     for finding in diagnosis.findings:
         finding.says = finding.fix.says = HOSTILE
         finding.where, finding.caveats = [HOSTILE], [HOSTILE]
@@ -150,4 +167,8 @@ def hostile() -> Diagnosis:
     diagnosis.findings[1].fault = HOSTILE
     diagnosis.next = diagnosis.steps = [HOSTILE]
     diagnosis.explained = {HOSTILE: HOSTILE}
+    diagnosis.findings[0].fix.patch = Patch(config={HOSTILE: HOSTILE}, tensors={HOSTILE: HOSTILE})
+    diagnosis.repair = 2 * [Mended(fault=HOSTILE, where=[HOSTILE], length=None, nll=None)]
+    diagnosis.applied = Applied(folder=HOSTILE, changes=[HOSTILE], left=[HOSTILE], says=HOSTILE)
+    diagnosis.absorbed = Absorbed(folder=HOSTILE, says=HOSTILE, faults=[HOSTILE], fit={HOSTILE: 1.0}, changed=[HOSTILE])
     return diagnosis

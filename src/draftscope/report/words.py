@@ -10,7 +10,7 @@ from typing import Any
 
 from draftscope.boundaries import Boundary
 from draftscope.diagnose.verdict import SPANS
-from draftscope.findings import NOT_REPLAYED, Diagnosis, Effect, Finding, Ladder, Placed, Rung
+from draftscope.findings import NOT_REPLAYED, Absorbed, Diagnosis, Effect, Finding, Ladder, Patch, Placed, Rung
 from draftscope.text import count, interval, number, pairs, percent, scalar, sentence, visible
 
 RUNGS = {
@@ -245,6 +245,19 @@ def most_drafted(ladder: Ladder) -> int:
 def config_lines(config: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:
     """A fix as configuration: consumer and its JSON, as it is pasted."""
     return [(visible(consumer), scalar(settings)) for consumer, settings in config.items()]
+
+
+def patch_lines(patch: Patch | None) -> list[tuple[str, str]]:
+    """What a fix changes in the checkpoint: where, and to what."""
+    if patch is None:
+        return []
+    lines = [("config.json", scalar(patch.config))] if patch.config else []
+    return lines + [(f"tensor {visible(name)}", visible(change)) for name, change in patch.tensors.items()]
+
+
+def absorbed(done: Absorbed) -> dict[str, Any]:
+    """The figures of a folded draft, those that are known."""
+    return {name: value for name, value in done.model_dump(exclude={"says"}).items() if value not in (None, "", [])}
 
 
 def first_of(items: Iterable[str], limit: int) -> tuple[list[str], int]:
