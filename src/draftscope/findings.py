@@ -117,7 +117,9 @@ class Placed(Model):
     """What a slot or entry is. `margin` = 1 - err(best) / err(second); unplaced: boundary None.
 
     `transform` names the reading under which it fits (`none`, `lag`, `scale`, ...), `share` the rows that do, `shares` what all
-    rows match, `errors` the plain error under every stream boundary 0..n. `mlp`: a branch of the MLP alone.
+    rows match, `errors` the plain error under every stream boundary 0..n, `lag_errors` the error at the place found against
+    the states of the tokens from two before to two after (lags -2, -1, 0, +1, +2; empty = not measured). `mlp`: a branch of
+    the MLP alone.
     """
 
     slot: int
@@ -135,11 +137,40 @@ class Placed(Model):
     candidates: list[int] = Field(default_factory=list)
     errors: list[float] = Field(default_factory=list)
     mlp: bool = False
+    lag_errors: list[float | None] = Field(default_factory=list)
 
 
 class Placement(Model):
     train: list[Placed] = Field(default_factory=list)
     serve: list[Placed] = Field(default_factory=list)
+
+
+class RowNorms(Model):
+    """L2 norms of the rows of one slot and class; `quantiles` at `Norms.at`, over finite rows, empty without any."""
+
+    rows: int
+    nonfinite: int = 0
+    zero: int = 0
+    quantiles: list[float] = Field(default_factory=list)
+
+
+class SlotNorms(Model):
+    """One slot's norms by class of rows (slot -1: the last state); a class without rows is left out.
+
+    Classes exclude each other: `first` tokens, `sink`s (ten times the sequence's median), then `prompt` and `answer` rows, or
+    `unknown` where the data does not say which they are.
+    """
+
+    slot: int
+    classes: dict[Literal["first", "sink", "prompt", "answer", "unknown"], RowNorms] = Field(default_factory=dict)
+
+
+class Norms(Model):
+    """How large the states are on both sides, over the rows taken."""
+
+    at: list[float]
+    train: list[SlotNorms] = Field(default_factory=list)
+    serve: list[SlotNorms] = Field(default_factory=list)
 
 
 class Ladder(Model):
@@ -203,6 +234,7 @@ class Diagnosis(Model):
     findings: list[Finding] = Field(default_factory=list)
     repair: list[Mended] = Field(default_factory=list, description="the order in which to mend, with what each step brings")
     placement: Placement = Field(default_factory=Placement)
+    norms: Norms | None = None
     acceptance: Ladder = Field(default_factory=Ladder)
     matched: dict[str, Any] = Field(default_factory=dict)
     power: dict[str, Any] = Field(default_factory=dict)

@@ -344,7 +344,7 @@ def _head(sequence: Sequence, rows: int) -> Sequence:
 
 
 def _count_nonfinite(selected: Selected, sequence: Sequence) -> None:
-    for slot, states in _states(sequence):
+    for slot, states in states_of(sequence):
         bad = ~torch.isfinite(states).all(-1)
         if not bad.any():
             continue
@@ -357,7 +357,8 @@ def _count_nonfinite(selected: Selected, sequence: Sequence) -> None:
             selected.nonfinite.append((slot, rows, len(bad), sequence.name, first))
 
 
-def _states(sequence: Sequence) -> Iterator[tuple[int, torch.Tensor]]:
+def states_of(sequence: Sequence) -> Iterator[tuple[int, torch.Tensor]]:
+    """By slot its rows [T, Ht]; the last state is slot -1."""
     for slot in range(sequence.features.shape[1]):
         yield slot, sequence.features[:, slot]
     if sequence.last is not None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from draftscope.diagnose.effects import STRENGTH, Costs, loss, mending
+from draftscope.diagnose.norms import measure_norms
 from draftscope.diagnose.reference import explained
 from draftscope.faults import FAULTS, fault
 from draftscope.faults.base import Suspicion, verdict_of
@@ -85,6 +86,7 @@ def conclude(examination: Examination, judged: list[Judged], found: Costs | None
         findings=findings,
         repair=repair,
         placement=examination.placement(),
+        norms=measure_norms(examination.case),
         acceptance=Ladder(**rungs),
         matched={**examination.matched, "reference": m.reference_from},
         power=_power(examination),
