@@ -8,7 +8,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from draftscope.cli.common import JsonOption, QuietOption, SeedOption, ThreadsOption, Ui, check_writable, keep, setup, write_text
+from draftscope.cli.common import (
+    JsonOption,
+    QuietOption,
+    SeedOption,
+    ThreadsOption,
+    Ui,
+    check_own,
+    check_writable,
+    keep,
+    setup,
+    write_json,
+    write_text,
+)
 from draftscope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -39,9 +51,14 @@ def command(
     out: Annotated[Path, typer.Option(
         "--out", metavar="DIR", help="Where outcomes are kept, a line each; a rerun goes on from there.")] = Path(
             "draftscope-drill"),
+    minutes: Annotated[float | None, typer.Option(
+        "--minutes", min=0.1, metavar="N", help="Begin no case after so many minutes.")] = None,
     collect: Annotated[list[Path] | None, typer.Option(
         "--from", metavar="DIR", help="Run nothing: add up what earlier runs kept there; may be given again.")] = None,
     markdown: Annotated[Path | None, typer.Option("--markdown", metavar="FILE", help="Write the table as Markdown.")] = None,
+    calibrate: Annotated[Path | None, typer.Option(
+        "--calibrate", metavar="FILE", help="Write the confidence of findings, from cases that the rules were not tuned on.")
+    ] = None,
     brief: Annotated[bool, typer.Option("--brief", help="Leave single outcomes out of the JSON.")] = False,
     json: JsonOption = None,
     quiet: QuietOption = False,
@@ -53,9 +70,13 @@ def command(
     Exit code 0 whatever the score: it is a measurement.
     """
     ui = setup(quiet, threads, seed, json)
-    if markdown is not None:
-        check_writable(markdown)
+    for path in (markdown, calibrate):
+        if path is not None:
+            check_writable(path)
+    if calibrate is not None:
+        check_own(calibrate, lambda start: b'"schema": "draftscope.confidence' in start)
     amounts, (first, step) = read_amounts(tokens), read_shard(shard)
+    from draftscope.drilling.calibrating import calibrate as calibrated
     from draftscope.drilling.cases import chosen, plainest
     from draftscope.drilling.exercised import open_pair
     from draftscope.drilling.running import read_outcomes
@@ -71,7 +92,7 @@ def command(
         pair = open_pair(target, draft, prompts, name, ui.note, served=served, max_new=max_new)
         keep(f"outcomes so far are kept in {folders[0]}; the same command goes on")
         cases = _cases(pair, plainest(which) if plain else which, pairs=pairs, clean=clean, others=others, seed=seed)
-        _run(ui, pair, cases[first::step], amounts, folders[0])
+        _run(ui, pair, cases[first::step], amounts, folders[0], minutes)
     outcomes = [outcome for folder in folders for outcome in read_outcomes(folder)]
     if not outcomes:
         raise UsageError("no outcomes are kept there", where=", ".join(map(str, folders)))
@@ -80,8 +101,11 @@ def command(
     for one in found.scores:
         for miss in one.misses:
             ui.note(f"missed {one.fault}: {miss}")
+    told = calibrated(outcomes)
+    if calibrate is not None:
+        write_json(calibrate, told)
     if markdown is not None:
-        write_text(markdown, page(found))
+        write_text(markdown, page(found, told))
     ui.write_json(found)
 
 
@@ -114,7 +138,9 @@ def _cases(pair: Pair, which: list, *, pairs: int, clean: int, others: int, seed
     ]
 
 
-def _run(ui: Ui, pair: Pair, cases: list[Case], amounts: list[int | None], folder: Path) -> None:
+def _run(
+    ui: Ui, pair: Pair, cases: list[Case], amounts: list[int | None], folder: Path, minutes: float | None
+) -> None:
     from draftscope.drilling.running import exercise, read_outcomes
 
     kept = {(o.key, o.tokens) for o in read_outcomes(folder)}
@@ -125,4 +151,4 @@ def _run(ui: Ui, pair: Pair, cases: list[Case], amounts: list[int | None], folde
         def on_outcome(outcome: Outcome) -> None:
             advance(1, what=f"{pair.name}: {outcome.key}")
 
-        exercise(pair, cases, amounts, folder, on_outcome)
+        exercise(pair, cases, amounts, folder, on_outcome, minutes)

@@ -7,8 +7,10 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from draftscope.diagnose.confidence import confidence_of
 from draftscope.diagnose.effects import STRENGTH, Costs, loss, mending
 from draftscope.diagnose.norms import measure_norms
+from draftscope.diagnose.power import NOTICEABLE, UNPAIRED, paired, power_of
 from draftscope.diagnose.reference import explained
 from draftscope.faults import FAULTS, fault
 from draftscope.faults.base import Suspicion, verdict_of
@@ -63,6 +65,7 @@ def conclude(examination: Examination, judged: list[Judged], found: Costs | None
             where=j.suspicion.where,
             says=j.suspicion.says,
             strength=j.suspicion.strength,
+            confidence=_confidence(j.suspicion, m),
             recovery=_recovery(j),
             acceptance=j.effect,
             evidence=j.suspicion.evidence,
@@ -89,7 +92,7 @@ def conclude(examination: Examination, judged: list[Judged], found: Costs | None
         norms=measure_norms(examination.case),
         acceptance=Ladder(**rungs),
         matched={**examination.matched, "reference": m.reference_from},
-        power=_power(examination),
+        power=power_of(examination),
         next=list(dict.fromkeys([*_in_order(repair, rungs), *gaps, *(examination.next if verdict != "clean" else [])])),
         steps=examination.steps + examination.case.notes,
         provenance=examination.provenance(),
@@ -173,6 +176,11 @@ def _not_the_cost(judged: Judged) -> None:
         )
     else:
         suspicion.caveats.append("undoing it makes acceptance worse here: it is not what costs acceptance, or not alone")
+
+
+def _confidence(suspicion: Suspicion, m: Measurements) -> float | None:
+    cell = confidence_of(suspicion.fault, suspicion.strength, min((side.tokens for side in m.sides()), default=0))
+    return None if cell is None else cell.confidence
 
 
 def _recovery(judged: Judged) -> Any:
@@ -316,8 +324,10 @@ def _gaps(examination: Examination) -> list[str]:
         above, below = rungs[upper], rungs[lower]
         drop = (above.length or 0) - (below.length or 0)
         # Another text, and training text at that, accepts otherwise without a fault.
-        slack = 0.25 * (above.length or 0) if upper == "trained" else 0.05
-        if above.k == below.k and drop > slack and _below(below, above):
+        slack = 0.25 * (above.length or 0) if upper == "trained" else UNPAIRED
+        same = paired(examination, upper, lower)
+        fell = drop > slack and _below(below, above) if same is None or same.interval is None else same.interval[1] < -NOTICEABLE
+        if above.k == below.k and fell:
             order = list(SPANS)
             spans = ", ".join(SPANS[name] for name in order[order.index(upper) + 1 : order.index(lower) + 1])
             gaps.append(
@@ -325,17 +335,3 @@ def _gaps(examination: Examination) -> list[str]:
                 f"{spans}"
             )
     return gaps
-
-
-def _power(examination: Examination) -> dict[str, Any]:
-    """The smallest effect that this much data would have shown."""
-    m = examination.m
-    rung = examination.rungs.get("as_read") or examination.rungs.get("served")
-    half = (rung.interval[1] - rung.interval[0]) / 2 if rung is not None and rung.interval else None
-    margins = [p.margin for side in m.sides() for p in side.slots if p.margin is not None]
-    return {
-        "rows": {side.name: side.tokens for side in m.sides()},
-        "smallest_length_difference": half,
-        "smallest_margin": min(margins) if margins else None,
-        "steps": None if m.gate is None else m.gate.steps,
-    }

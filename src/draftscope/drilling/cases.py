@@ -15,7 +15,6 @@ from draftscope.faults import FAULTS, fault
 from draftscope.faults.base import Fault
 from draftscope.faults.plant import Plant
 
-
 DRAWS = 20
 """Times that a strength is drawn for each one wanted: those that are a variant, or were drawn before, don't count."""
 

@@ -80,19 +80,25 @@ def read_outcomes(folder: Path) -> list[Outcome]:
 
 def exercise(
     pair: Pair, cases: Iterable[Case], tokens: Sequence[int | None], folder: Path,
-    on_outcome: Callable[[Outcome], None] = lambda _: None,
+    on_outcome: Callable[[Outcome], None] = lambda _: None, minutes: float | None = None,
 ) -> None:
     """Run what is not kept in the folder yet, and keep each outcome at once.
+
+    Args:
+        minutes: no case is begun after so many; None = all are.
 
     A case that crashes is an outcome with its error; a wish to stop ends the exercise with everything done so far kept.
     """
     store = Store(folder, pair.name, pair.digest)
     done = {(o.key, o.tokens) for o in read_outcomes(folder)}
+    began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="drill-", dir=folder) as work:
         for case in cases:
             left = [n for n in tokens if (case.key, n) not in done]
             if not left:
                 continue
+            if minutes is not None and time.monotonic() - began > 60 * minutes:
+                break
             done |= {(case.key, n) for n in left}
             for outcome in _case(pair, case, left, Path(work)):
                 store.add(outcome)

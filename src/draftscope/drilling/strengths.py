@@ -27,19 +27,21 @@ def _scale(plant: Plant, draw: random.Random, layers: int) -> Drawn:
     which = tuple(sorted(draw.sample(range(slots), draw.choice([1, 1, 2, slots]))))
     factor = float(f"{math.exp(draw.choice([-1, 1]) * draw.uniform(math.log(1.08), math.log(30))):.3g}")
     if draw.random() < 1 / 3:
-        return f"slots {list(which)} x{factor:g} when verifying", _spoilt(plant, Scaled(factor, which, phase="verify"))
-    side, made = _sides(plant, draw, lambda w: replace(w, scale=tuple(factor if i in which else 1.0 for i in range(slots))))
+        scaled = Scaled(factor, which, phase="verify")
+        return f"slots {list(which)} x{factor:g} when verifying", replace(plant, serve=_spoilt(plant.serve, scaled))
+    side, made = _sides(plant, draw, lambda w: _spoilt(w, Scaled(factor, which)))
     return f"{side}slots {list(which)} x{factor:g}", made
 
 
-def _spoilt(plant: Plant, spoiler: Spoiler) -> Plant:
-    return replace(plant, serve=replace(plant.serve, spoilers=(*plant.serve.spoilers, spoiler)))
+def _spoilt(wiring: Wiring, spoiler: Spoiler) -> Wiring:
+    return replace(wiring, spoilers=(*wiring.spoilers, spoiler))
 
 
 def _turned(plant: Plant, draw: random.Random, layers: int) -> Drawn:
     which = tuple(sorted(draw.sample(range(len(plant.serve.slots)), draw.choice([1, 2, 3]))))
     seed = draw.randrange(1000, 9999)
-    return f"slots {list(which)} in basis {seed}", _spoilt(plant, Turned(slots=which, seed=seed))
+    side, made = _sides(plant, draw, lambda w: _spoilt(w, Turned(slots=which, seed=seed)))
+    return f"{side}slots {list(which)} in basis {seed}", made
 
 
 def _moved(plant: Plant, draw: random.Random, wanted: list[int]) -> Drawn:
@@ -76,11 +78,9 @@ def _partial(plant: Plant, draw: random.Random, layers: int) -> Drawn:
 
 def _shift(plant: Plant, draw: random.Random, layers: int) -> Drawn:
     by = draw.choice([-2, -1, 1, 2])
-    if draw.random() < 1 / 2:
-        which = tuple(sorted(draw.sample(range(len(plant.serve.slots)), draw.choice([1, 2]))))
-        return f"slots {list(which)} {by:+d}", _spoilt(plant, Shifted(by, which))
-    side, made = _sides(plant, draw, lambda w: replace(w, shift=by))
-    return f"{side}{by:+d}", made
+    which = tuple(sorted(draw.sample(range(len(plant.serve.slots)), draw.choice([1, 2])))) if draw.random() < 2 / 3 else ()
+    side, made = _sides(plant, draw, lambda w: _spoilt(w, Shifted(by, which)))
+    return f"{side}{f'slots {list(which)} ' if which else ''}{by:+d}", made
 
 
 def _poison(plant: Plant, draw: random.Random, layers: int) -> Drawn:

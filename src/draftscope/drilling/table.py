@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rich import box
 from rich.table import Table
 
+from draftscope.diagnose.confidence import EDGES, FEWEST, Calibration
 from draftscope.drilling.report import Drill, Score, Share
 from draftscope.text import visible
 
@@ -53,8 +54,8 @@ def _rate(one: Share | None) -> str:
     return "–" if one is None or one.share is None else f"{one.hits}/{one.of}"
 
 
-def markdown(drill: Drill) -> str:
-    """The page: the table, the pairs it was run on, false alarms, and every miss by name."""
+def markdown(drill: Drill, calibration: Calibration | None = None) -> str:
+    """The page: the table, the pairs it was run on, the calibration, false alarms, and every miss by name."""
     names = amounts(drill)
     head = ["class", "cases", "named first", "proven among these", "wrong and proven", *(f"first of {n} rows" for n in names),
             "crashed"]
@@ -70,6 +71,8 @@ def markdown(drill: Drill) -> str:
               [[p.pair, str(p.cases), told(p.first), told(p.alarms), f"{p.seconds_per_case or 0:.1f}"] for p in drill.pairs]),
         _grid(head, rows),
     ]
+    if calibration is not None:
+        parts += _calibrated(calibration)
     if drill.clean is not None:
         clean = drill.clean
         parts.append(
@@ -81,6 +84,26 @@ def markdown(drill: Drill) -> str:
     for one in drill.scores:
         parts += _list(f"Missed: {one.fault}", one.misses)
     return "\n\n".join(parts) + "\n"
+
+
+def _calibrated(table: Calibration) -> list[str]:
+    bounds = ["", *map(str, EDGES), ""]
+    names = {None: "all"} | {i: f"{bounds[i] or '0'} to {bounds[i + 1] or '…'}" for i in range(len(EDGES) + 1)}
+    cells = [
+        [c.fault, c.strength, names[c.rows], f"{c.right} of {c.of}", "–" if c.of < FEWEST else f"{c.confidence:.2f}",
+         f"[{c.interval[0]:.2f}, {c.interval[1]:.2f}]"]
+        for c in table.cells if c.rows is None or c.of >= FEWEST
+    ]
+    said = (
+        f"`confidence` of a finding is how often one of its fault and strength was right in {table.cases} cases that the rules "
+        f"were not tuned on ({table.healthy} of them healthy): on {', '.join(table.pairs) or 'no pair yet'}; of the pairs that "
+        "the rules were written on, only strengths and places that are no variant count. It is "
+        "(right + 1/2) / (findings + 1), at the finding's own amount of rows (of the smaller side) where "
+        f"{FEWEST} or more were seen, else over all; with fewer it stays null. In service faults come in other proportions than "
+        "here, and so will this share."
+    )
+    grid = _grid(["fault", "strength", "rows", "right", "confidence", "interval"], cells)
+    return ["## Calibration", said, *([grid] if cells else [])]
 
 
 def _grid(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
