@@ -35,7 +35,8 @@ def command(
         str | None, typer.Option("--shard", metavar="I/N", help="Every N-th sequence from the I-th (0 .. N-1); merge them later.")
     ] = None,
     groups: Annotated[Path | None, typer.Option(
-        "--groups", metavar="FILE", help="JSONL whose line i tells the natural group (source, domain, prompt kind) of sample i.")] = None,
+        "--groups", metavar="FILE",
+        help="JSONL whose line i tells the natural group (source, domain, prompt kind) of sample i.")] = None,
     group_by: Annotated[str, typer.Option("--group-by", metavar="KEY", help="The key that holds it.")] = "source",
     on: OnOption = None,
     python: PythonOption = "python3",

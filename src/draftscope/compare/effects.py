@@ -156,7 +156,8 @@ def series(fingerprints: Sequence[Fingerprint], classes: tuple[RowClass, ...], y
     if max(known) <= FAR:
         says = f"no fingerprint is further than {max(known):.1f} units from the first: no drift that the texts would not make"
     elif trend is not None and trend > 0.8:
-        says = f"the distance from the first grows with the order (rank correlation {trend:+.2f}), to {known[-1]:.1f} units: drift"
+        says = (f"the distance from the first grows with the order (rank correlation {trend:+.2f}), to {known[-1]:.1f} units: "
+                "drift")
     else:
         at = next(i for i, e in enumerate(known) if e > FAR)
         says = f"number {at + 2} is the first to be further than {FAR:.0f} units away ({known[at]:.1f}): a step, no drift"

@@ -148,7 +148,7 @@ def judge(case: Case, pair: str, tokens: int | None, found: Diagnosis, seconds: 
     right = case.right
     named = [
         Named(fault=f.fault, strength=f.strength, right=f.fault in right, where=f.where,
-              loss=None if f.acceptance is None else round(loss(f.acceptance), 4))
+              loss=None if f.acceptance is None else round(loss(f.acceptance)[0], 4))
         for f in found.findings
     ]
     planted = {p.fault for p in case.planted}
