@@ -129,7 +129,7 @@ class Ladder:
         return (
             self.serve is not None
             and self.reference is not None
-            and all(p.boundary in self.serve.kept and p.kind == "stream" and explained(p) for p in self.reference)
+            and all(self.serve.holds(p) and explained(p) for p in self.reference)
             and (self.case.parts is not None or all(p.norm == "pre" for p in self.reference))
         )
 
@@ -185,7 +185,7 @@ class Ladder:
         return self.served(whole)
 
     def _run(self, key: tuple[object, ...], repair: Repair, sequences: Iterable[Sequence]) -> Replay:
-        name = repr((key, [(p.boundary, p.norm, p.scale, p.lag) for p in self.reference or ()]))
+        name = repr((key, [(p.boundary, p.norm, p.kind, p.mlp, p.scale, p.lag) for p in self.reference or ()]))
         if name not in self._replays:
             draft = self.draft(repair.reading, repair.rebuilt_map, repair.ids)
             self._replays[name] = replay(
@@ -215,7 +215,7 @@ class Ladder:
         assert self.serve is not None and self.reference is not None
         states = []
         for place in self.reference:
-            state = self.serve.reference(sequence.name, [place.boundary or 0])[:, 0]
+            state = self.serve.own(sequence.name, place)
             if place.norm == "post" and self.case.parts is not None:
                 state = self.case.parts.final_norm(state)
             states.append(shifted(state * (1.0 if place.scale is None else place.scale), place.lag or 0))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from draftscope.boundaries import default_boundaries
+from draftscope.compare.evidence import Candidate
 from draftscope.compare.pairing import Matched, match_entries, pair
 from draftscope.compare.statistics import compare_fingerprints
 from draftscope.diagnose.case import Selected
@@ -14,7 +15,7 @@ from draftscope.diagnose.holding import hold
 from draftscope.diagnose.ladder import Ladder, as_meant
 from draftscope.diagnose.precision import try_precisions
 from draftscope.diagnose.reference import decide, from_boundaries
-from draftscope.diagnose.sides import side_facts, sweep_side
+from draftscope.diagnose.sides import candidate, side_facts, sweep_side
 from draftscope.faults.measurements import TRAINED
 from draftscope.findings import Placed
 from draftscope.scan.fingerprint import Fingerprint
@@ -65,15 +66,17 @@ def _by_sweep(examination: Examination) -> None:
     target = case.recorded or case.target
     assert target is not None
     wanted = {b for b in (m.expected or ()) if 0 <= b <= target.layers} | set(default_boundaries(target.layers))
+    parts: set[Candidate] = set()
     for facts, selected in ((m.train, case.train), (m.serve, case.serve)):
         if facts is None or selected is None or (case.recorded is not None and not _covered(case.recorded, selected)):
             continue
         what = "training states" if facts.name == "train" else "capture"
         examination.report(f"running the target over {selected.rows} tokens of the {what}")
-        swept = sweep_side(target, selected, tuple(sorted(wanted)))
+        swept = sweep_side(target, selected, tuple(sorted(wanted)), parts=parts)
         examination.swept[facts.name] = swept
         placed = side_facts(facts.name, selected, swept)
         facts.slots, facts.last, facts.proof, facts.detail = placed.slots, placed.last, "sweep", placed.detail
+        parts |= {candidate(p) for p in facts.slots if p.boundary is not None and p.kind in ("branch", "partial")}
         wanted |= {p.boundary for p in facts.slots if p.boundary is not None and p.kind == "stream" and p.norm == "pre"}
         held = ", ".join(_words(p) for p in facts.slots)
         examination.steps.append(f"{facts.name} slots placed against {target.layers + 1} boundaries: {held}")

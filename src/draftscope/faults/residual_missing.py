@@ -60,7 +60,7 @@ class ResidualMissing(Fault):
 
     def recognise(self, m: Measurements) -> list[Suspicion]:
         side, slots = compared(m)
-        found = [s for s in slots if s.way == "placed" and s.got.kind != s.want.kind and s.got.kind in ("branch", "partial")]
+        found = [s for s in slots if s.way == "placed" and s.got.kind != s.want.kind]
         if side is None or not found:
             return []
         serve = side.name == "serve"
@@ -87,7 +87,8 @@ class ResidualMissing(Fault):
                         figures=figures(side, found),
                     )
                 ],
-                fix=Fix(
+                fix=Fix(says="Serve the states that the draft was trained on, or, better, train it anew on whole streams.")
+                if all(s.got.kind == "stream" for s in found) else Fix(
                     says="Capture hidden + residual: in engines with a fused residual the layer returns (branch, residual) and "
                     "the stream is their sum." + ("" if serve else " Write the training data again, then retrain.")
                 ),
@@ -135,6 +136,8 @@ def _kind(slot: Slot) -> str:
 
 def _what(slots: list[Slot]) -> str:
     kinds = {_kind(s) for s in slots}
+    if kinds == {"stream"}:
+        return f"whole streams where the draft was trained on the {' or the '.join(sorted({str(s.want.kind) for s in slots}))}"
     if kinds == {"MLP's output"}:
         return "the hidden half of a (hidden, residual) pair: what a layer's MLP added, without the residual stream"
     if kinds == {"branch"}:
