@@ -66,6 +66,8 @@ def explain_engine(examination: Examination, ladder: Ladder) -> None:
     found, facts = m.stages, m.checkpoint
     if found is None or facts is None or any(gate.passed for gate in m.gate_with.values()):
         return
+    if m.runtime is not None and m.runtime.drawn:
+        return  # drawn drafts are not the head's best
     base = examination.as_read
     taken = some(s for s in case.serve.sequences if s.fc_output is not None or (s.steps and s.steps.states is not None))
     offsets = case.checkpoint.tensors.get("d2t")
