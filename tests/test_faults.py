@@ -30,7 +30,7 @@ def examine(rig: Rig, plant: Plant, folder: Path, **more: object) -> Diagnosis:
     if plant.reported != "counts":
         more |= {"metrics": run.metrics}
     return diagnose(Inputs(train=run.train, serve=run.serve, draft=run.draft, target=rig.target.folder,
-                           source_draft=run.source, **more))  # type: ignore[arg-type]
+                           source_draft=run.source_draft, **more))  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")

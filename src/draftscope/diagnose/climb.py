@@ -78,6 +78,7 @@ def climb(examination: Examination) -> None:
                 run(examination, ladder, repair)
             except UsageError as error:
                 examination.next.append(f"{'trained' if side == 'train' else 'served'}: {error}")
+    explain_file(examination, ladder, repair)
 
 
 def _trained(examination: Examination, ladder: Ladder, meant: Repair) -> None:
@@ -91,7 +92,6 @@ def _trained(examination: Examination, ladder: Ladder, meant: Repair) -> None:
     _embedding(examination, "trained", trained, lambda: ladder.trained(_meant_without(meant)))
     m.unigram_nll = unigram_nll(case.heldout or case.train)
     _turn_switches(examination, ladder, meant, trained)
-    explain_file(examination, ladder, meant)
     examination.matched["trained_text"] = trained.text()
 
 

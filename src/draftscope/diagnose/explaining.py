@@ -200,7 +200,11 @@ def explain_file(examination: Examination, ladder: Ladder, meant: Repair) -> Non
     """Where the draft fails on its own training states: the reading of the file under which it does not."""
     m, case = examination.m, examination.case
     own = m.rungs.get("trained")
-    if m.checkpoint is None or own is None or not own.joint or (own.joint[0] >= SOUND and m.turned is None):
+    if m.checkpoint is None or own is None or not own.joint:
+        return
+    # A file with which the draft does well on any states is right: those of its training are then what is wrong.
+    best = max(rung.joint[0] for name in ("trained", "reference", "served") if (rung := m.rungs.get(name)) and rung.joint)
+    if best >= SOUND and m.turned is None:
         return
     chosen = case.heldout or case.train
     assert chosen is not None

@@ -47,7 +47,7 @@ class Run:
     draft: Path
     metrics: Path
     summary: Summary
-    source: Path | None = None
+    source_draft: Path | None = None
 
 
 @dataclass
