@@ -13,7 +13,6 @@ from typing import Any
 
 from draftscope import stopping
 from draftscope.diagnose.case import Inputs
-from draftscope.diagnose.effects import loss
 from draftscope.diagnose.run import diagnose
 from draftscope.drilling.cases import Case
 from draftscope.drilling.exercised import Pair
@@ -148,7 +147,7 @@ def judge(case: Case, pair: str, tokens: int | None, found: Diagnosis, seconds: 
     right = case.right
     named = [
         Named(fault=f.fault, strength=f.strength, right=f.fault in right, where=f.where,
-              loss=None if f.acceptance is None else round(loss(f.acceptance)[0], 4))
+              loss=None if f.acceptance is None else f.acceptance.gain)
         for f in found.findings
     ]
     planted = {p.fault for p in case.planted}
