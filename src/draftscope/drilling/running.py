@@ -24,7 +24,7 @@ from draftscope.findings import Diagnosis
 from draftscope.target.model import Target
 
 LINES, HEAD = "outcomes.jsonl", "pair.json"
-NAMES = {"heldout": "train_heldout"}
+NAMES = {"heldout": "train_heldout", "source": "source_draft"}
 """Files of a run whose input has another name."""
 
 
@@ -108,9 +108,10 @@ def _case(pair: Pair, case: Case, tokens: Sequence[int | None], work: Path) -> I
     """The outcomes of one run, one for each amount of data."""
     began, out = time.monotonic(), work / "run"
     shutil.rmtree(out, ignore_errors=True)
-    rig = pair.rig(case.setting, work)
     try:
-        run = rig.run(case.plant, out)
+        if case.broken is not None:
+            raise case.broken
+        run = pair.rig(case.setting, work).run(case.plant, out)
     except Exception as error:
         stopping.heed()
         for n in tokens:
