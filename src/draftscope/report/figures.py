@@ -209,7 +209,7 @@ def _heatmap_says(data: Heatmap) -> str:
         return "Nothing was measured"
     said = f"The error is least for {_listed(least)}"
     if otherwise:
-        said += f"; the place found, by more than the plain error over all rows, is another one for {_listed(otherwise)}"
+        said += f"; placed by another reading than this plain error: {_listed(otherwise)}"
     if unplaced:
         said += f"; {_listed(unplaced)}: no place among these was found"
     return said
