@@ -40,7 +40,8 @@ class _Sums:
     fit: Tensor = field(default_factory=lambda: torch.zeros(len(TEMPERATURES), dtype=torch.float64))
     tail: Tensor = field(default_factory=lambda: torch.zeros(len(TEMPERATURES), dtype=torch.float64))
     expected: Tensor = field(default_factory=lambda: torch.zeros(len(TEMPERATURES), dtype=torch.float64))
-    first: Tensor = field(default_factory=lambda: torch.zeros(len(TEMPERATURES), dtype=torch.float64))
+    surest: list[Tensor] = field(default_factory=list)
+    right: list[Tensor] = field(default_factory=list)
     lags: Counter[int] = field(default_factory=Counter)
     turns: list[list[int]] = field(default_factory=lambda: [[0, 0], [0, 0]])
 
@@ -68,7 +69,7 @@ def policy_facts(sequences: Sequence[Rows], parts: TargetParts, *, normed: bool,
         nll=chosen.nll / rows, entropy=chosen.entropy / rows, interval=_interval(chosen),
         temperature=float(np.exp(np.interp(at, range(len(TEMPERATURES)), np.log(TEMPERATURES)))),
         tail=_at(chosen.tail, at) / rows, tail_expected=_at(chosen.expected, at) / rows,
-        agreement_expected=_at(chosen.first, at) / rows, lag=_lag(chosen),
+        sureness=_sureness(chosen, at), lag=_lag(chosen),
         recorded=None if recorded is None else sum(recorded.hits) / sum(recorded.rows),
         again=None if run is None else sum(run.hits) / sum(run.rows))
     earlier, last = ((hit / of if of else None) for hit, of in chosen.turns)
@@ -105,6 +106,7 @@ def _add(sums: _Sums, sequence: Rows, last: Tensor, rows: Tensor, parts: TargetP
         best = logits.argmax(-1)
         right = best == wanted
         hits += int(right.sum())
+        surest = torch.zeros(len(TEMPERATURES), len(some), dtype=torch.float64)
         for d in LAGS:
             at = some + 1 + d
             inside = (at >= 0) & (at < len(sequence.token_ids))
@@ -118,11 +120,13 @@ def _add(sums: _Sums, sequence: Rows, last: Tensor, rows: Tensor, parts: TargetP
             p, own = log_p.exp(), log_p.gather(1, wanted[:, None]).squeeze(1)
             sums.fit[i] -= own.double().sum()
             sums.tail[i] += float((own < np.log(RARE)).sum())
-            sums.first[i] += p.amax(-1).double().sum()
+            surest[i] = p.amax(-1).double()
             sums.expected[i] += float(p[p < RARE].double().sum())
             if temperature == 1:
                 nll, entropy = -float(own.double().sum()), -float((p * log_p).double().nansum())
                 sums.nll, sums.entropy, excess = sums.nll + nll, sums.entropy + entropy, excess + nll - entropy
+        sums.surest.append(surest)
+        sums.right.append(right)
     sums.rows.append(len(rows))
     sums.hits.append(hits)
     sums.excess.append(excess)
@@ -137,6 +141,17 @@ def _fitting(fit: Tensor) -> float:
     below, here, above = fit[best - 1 : best + 2].tolist()
     bend = below - 2 * here + above
     return best + (0.5 * (below - above) / bend if bend > 0 else 0.0)
+
+
+def _sureness(sums: _Sums, at: float) -> float:
+    """In standard errors, how much more, or less, often the first choice is taken where the target is sure than where it is not,
+    against text drawn from it at that temperature."""
+    surest, right = torch.cat(sums.surest, 1), torch.cat(sums.right).double()
+    low = min(int(at), len(surest) - 2)
+    p = surest[low] + (at - low) * (surest[low + 1] - surest[low])
+    weight = p - p.mean()
+    spread = float((weight.square() * p * (1 - p)).sum().sqrt())
+    return float((weight * (right - p)).sum()) / spread if spread > 0 else 0.0
 
 
 def _at(values: Tensor, at: float) -> float:

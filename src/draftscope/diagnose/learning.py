@@ -23,8 +23,9 @@ EDGE = 0.05
 """Share of the records that are a log's beginning, and its end."""
 BEFORE, AFTER = 12, 4
 """Records looked at round a restart."""
-JUMP, SPREADS = 0.08, 4.0
-"""Rise of the loss, relative and in standard deviations of the records before, from which a place without a word is a jump."""
+JUMP, SPREADS, LASTING = 0.08, 4.0, 3.0
+"""Rise of the loss from which a place without a word is a jump: relative, and in standard deviations of the records before, of
+the first record and of the next few together."""
 
 
 def curve_facts(curve: Curve, vocabulary: int | None) -> CurveFacts:
@@ -72,7 +73,7 @@ def _restarts(points: Sequence[Point]) -> list[Restart]:
         jump = fmean([p.loss or 0.0 for p in after])
         told = points[i].resumed or ("steps begin again" if back else "")
         sudden = (points[i].loss or 0.0) > mean + max(SPREADS * spread, JUMP * mean) and jump > mean + max(
-            SPREADS * spread, JUMP * mean)
+            LASTING * spread, JUMP * mean)
         if (told or sudden) and i - last >= AFTER:
             found.append(Restart(here, mean, jump, spread, before[-1].rate, points[i].rate, told))
             last = i

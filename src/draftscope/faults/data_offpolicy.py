@@ -19,8 +19,8 @@ EXCESS, SURELY = 0.15, 0.05
 """-log p over the entropy of the target, from which text is not drawn from it, and the lower end of its interval."""
 TAIL, TAIL_SHARE = 2.0, 0.02
 """By how much unlikely tokens are more frequent than in the target's own text, at the temperature that fits best."""
-APART, SPREADS = 0.06, 4.0
-"""By how much first choices are more or less frequent than in text drawn at that temperature; and in standard errors."""
+SPREADS = 4.0
+"""Standard errors by which the target's first choice is taken too seldom where it is sure: another was sure of something else."""
 HOTTEST = 2.0
 """Temperature beyond which nobody samples training answers."""
 CHANCE = 0.1
@@ -85,7 +85,7 @@ class DataOffpolicy(Fault):
                "the training answers were not written by this target")
         span = "" if policy.interval is None else f" ({policy.interval[0]:.2f} to {policy.interval[1]:.2f})"
         again = "" if not stale else f"; the recorded states agree with {policy.recorded:.0%}"
-        first = f"{policy.agreement:.0%} of the tokens are its first choice, where {policy.agreement_expected:.0%} would be"
+        sure = f"where it is surest its first choice is taken {policy.sureness:+.1f} standard errors from that"
         source = "run again over the training tokens" if policy.by == "again" else "by the recorded last states and its head"
         return [Suspicion(
             fault=self.id, side="train", where=["train:answers"], strength="supported",
@@ -97,13 +97,13 @@ class DataOffpolicy(Fault):
                             f"{source}",
                 result=f"-log p {policy.nll:.2f} against an entropy of {policy.entropy:.2f}: {policy.excess:+.2f}{span}; at "
                 f"temperature {policy.temperature:g}, which fits best, {policy.tail:.1%} of the tokens are less likely than 1 in "
-                f"1000, where its own text would have {policy.tail_expected:.1%}; {first}{again}",
+                f"1000, where its own text would have {policy.tail_expected:.1%}; {sure}{again}",
                 decides="data-offpolicy where no temperature of the target explains the text; text sampled hot fits one; "
                         "template "
                 "where the answers are its own",
                 figures={"agreement": policy.agreement, "nll": policy.nll, "entropy": policy.entropy, "tail": policy.tail,
                          "tail_expected": policy.tail_expected,
-                         "agreement_expected": policy.agreement_expected, "temperature": policy.temperature,
+                         "sureness": policy.sureness, "temperature": policy.temperature,
                          "recorded": policy.recorded, "again": policy.again})],
             fix=Fix(says="Let the target answer the prompts itself and train on that (`draftscope prepare`; SpecForge: "
                          "regenerate the "
@@ -172,7 +172,6 @@ def _foreign(policy: PolicyFacts) -> bool:
         return False
     if policy.by == "recorded" and policy.agreement < CHANCE:
         return False
-    apart = abs(policy.agreement - policy.agreement_expected)
-    spread = (policy.agreement * (1 - policy.agreement) / policy.tokens) ** 0.5
+    stale = policy.recorded is not None and policy.again is not None and policy.recorded > max(OWN, policy.again + 2 * CHANCE)
     tail = policy.tail > max(TAIL * policy.tail_expected, policy.tail_expected + TAIL_SHARE)
-    return tail or policy.temperature > HOTTEST or apart > max(APART, SPREADS * spread)
+    return stale or tail or policy.temperature > HOTTEST or policy.sureness < -SPREADS

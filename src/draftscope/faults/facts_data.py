@@ -121,7 +121,8 @@ class PolicyFacts:
         agreement: share that are the target's first choice; nll: their -log p; entropy: of its distribution.
         interval: of nll - entropy, over sequences; None for few.
         temperature: at which text drawn from it would fit best; tail: share of tokens then less likely than `RARE`;
-            tail_expected: what text drawn so would have; agreement_expected: its share of first choices.
+            tail_expected: what text drawn so would have; sureness: standard errors by which first choices
+            are taken more often where the target is sure, against such text.
         lag: where the last state predicts tokens of another row better, by how many rows; 0 = where it should.
         recorded, again: agreement by recorded states and by the target run again, where both are known.
     """
@@ -136,7 +137,7 @@ class PolicyFacts:
     temperature: float
     tail: float
     tail_expected: float
-    agreement_expected: float = 0.0
+    sureness: float = 0.0
     lag: int = 0
     recorded: float | None = None
     again: float | None = None
