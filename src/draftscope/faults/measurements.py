@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from draftscope.engines.counted import Counters
 from draftscope.faults.facts_checkpoint import CheckpointFacts
+from draftscope.faults.facts_data import DataFacts
 from draftscope.faults.facts_runtime import RuntimeFacts, SamplerFacts
 from draftscope.faults.facts_slots import SlotFacts
 from draftscope.findings import Placed
@@ -196,6 +197,7 @@ class Measurements:
         counters: acceptance as the engine tells it; recorded_steps: verify steps of the capture that `measured` is of.
         runtime: the engine's own rounds run again under known wrong runtimes.
         sampler: what became of the drafts of sampled requests.
+        data: texts, masks, training logs and what else tells of data and training.
         assigned: unpaired candidates: serving slot -> training entry, with margins.
     """
 
@@ -229,6 +231,7 @@ class Measurements:
     turned: TurnedFacts | None = None
     recorded_steps: int = 0
     checkpoint: CheckpointFacts | None = None
+    data: DataFacts = field(default_factory=DataFacts)
 
     @property
     def wanted_by(self) -> str:
