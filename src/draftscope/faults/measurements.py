@@ -9,6 +9,7 @@ from draftscope.engines.counted import Counters
 from draftscope.faults.facts_checkpoint import CheckpointFacts
 from draftscope.faults.facts_runtime import RuntimeFacts, SamplerFacts
 from draftscope.faults.facts_slots import SlotFacts
+from draftscope.faults.facts_unpaired import UnpairedFacts
 from draftscope.findings import Placed
 
 SideName = Literal["train", "serve"]
@@ -196,7 +197,7 @@ class Measurements:
         counters: acceptance as the engine tells it; recorded_steps: verify steps of the capture that `measured` is of.
         runtime: the engine's own rounds run again under known wrong runtimes.
         sampler: what became of the drafts of sampled requests.
-        assigned: unpaired candidates: serving slot -> training entry, with margins.
+        unpaired: what statistics of other texts say, where no token is shared.
     """
 
     train: SideFacts | None = None
@@ -221,7 +222,7 @@ class Measurements:
     sampler: SamplerFacts | None = None
     rungs: dict[str, RungFacts] = field(default_factory=dict)
     unigram_nll: float | None = None
-    assigned: list[tuple[int, int, float]] = field(default_factory=list)
+    unpaired: UnpairedFacts | None = None
     consumer: str | None = None
     counters: Counters | None = None
     live: LiveFacts | None = None
