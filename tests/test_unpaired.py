@@ -1,4 +1,4 @@
-"""Training states and a capture of other texts, no target: coarse faults are suspected, health stays quiet, the rest is untold."""
+"""Training states and a capture of other texts, no target: coarse faults are suspected, health is quiet, the rest is open."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PLANTED = {
 }
 UNTOLD = {"offset": ("layer-offset", "+1"), "shift": ("token-shift", "+1")}
 DOMAINS = {
-    "code": ["def area(r):\n    return 3.14 * r * r\n", "for i in range(10):\n    print(i, i * i)\n", "class Node:\n    def __init"],
+    "code": ["def area(r):\n    return 3.14 * r * r\n", "for i in range(10):\n    print(i, i * i)\n", "class Node:\n    def"],
     "prose": ["It was a dark and stormy night; the rain fell in torrents", "Call me Ishmael. Some years ago, never mind how"],
     "german": ["Als Gregor Samsa eines Morgens aus unruhigen Traeumen erwachte", "Wer reitet so spaet durch Nacht und Wind?"],
     "digits": ["3141592653589793238462643383279502884197169399375105820974944592", "2718281828459045235360287471352662497757"],
