@@ -10,6 +10,7 @@ from draftscope.faults.facts_checkpoint import CheckpointFacts
 from draftscope.faults.facts_data import DataFacts
 from draftscope.faults.facts_runtime import RuntimeFacts, SamplerFacts
 from draftscope.faults.facts_slots import SlotFacts
+from draftscope.faults.facts_unpaired import UnpairedFacts
 from draftscope.findings import Placed
 
 SideName = Literal["train", "serve"]
@@ -198,7 +199,7 @@ class Measurements:
         runtime: the engine's own rounds run again under known wrong runtimes.
         sampler: what became of the drafts of sampled requests.
         data: texts, masks, training logs and what else tells of data and training.
-        assigned: unpaired candidates: serving slot -> training entry, with margins.
+        unpaired: what statistics of other texts say, where no token is shared.
     """
 
     train: SideFacts | None = None
@@ -223,7 +224,7 @@ class Measurements:
     sampler: SamplerFacts | None = None
     rungs: dict[str, RungFacts] = field(default_factory=dict)
     unigram_nll: float | None = None
-    assigned: list[tuple[int, int, float]] = field(default_factory=list)
+    unpaired: UnpairedFacts | None = None
     consumer: str | None = None
     counters: Counters | None = None
     live: LiveFacts | None = None

@@ -11,6 +11,7 @@ from draftscope.faults.changes import Own
 from draftscope.faults.measurements import Measurements
 from draftscope.faults.plant import Plant
 from draftscope.faults.slots import Slot, beside, compared, figures, listed, names, strength
+from draftscope.faults.unpaired import unpaired
 from draftscope.findings import Evidence, Fix
 from draftscope.target.wiring import Wiring
 
@@ -62,7 +63,7 @@ class ResidualMissing(Fault):
         side, slots = compared(m)
         found = [s for s in slots if s.way == "placed" and s.got.kind != s.want.kind]
         if side is None or not found:
-            return []
+            return unpaired(self.id, m)
         serve = side.name == "serve"
         where = listed(side, found)
         return [
