@@ -41,6 +41,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
         "healthy": healthy,
         "order": fault("layer-set").make(healthy, "permuted"),
         "scale": fault("scale-mult").make(healthy, "one slot x8"),
+        "rotation": fault("rotated-space").make(healthy, "orthogonal"),
         "offset": fault("layer-offset").make(healthy, "-1"),
         "shift": fault("token-shift").make(healthy, fault("token-shift").variants[0]),
         "train": fault("scale-mult").make(healthy, "train one slot x8"),
@@ -171,6 +172,23 @@ def test_exact_repairs_serve_as_in_health(served: dict[str, Run], name: str, tmp
     for a, b in zip(over_broken.sequences, over_right.sequences, strict=True):
         assert a.answer.lead.tolist() == b.answer.lead.tolist()
         assert a.likelihood.total == pytest.approx(b.likelihood.total, rel=1e-4)
+
+
+def test_a_rotation_is_taken_back_by_fc(served: dict[str, Run], tmp_path: Path) -> None:
+    """The map itself is fitted on half of the sequences; folding it in is exact up to the rounding of bf16."""
+    out = tmp_path / "copy"
+    code, report = command(served["rotation"], out)
+    found = report["absorbed"]
+    assert code == 1
+    assert (found["folder"], found["faults"]) == (str(out), ["rotated-space"]), found["says"]
+    assert found["exact"] is True
+    assert found["gain"] > 0.5
+    assert 0 < found["rounding"] < 0.01
+    assert found["length_after"] == pytest.approx(found["length_if_fixed"], abs=0.05)
+    parts = tiny_target().parts
+    over_broken = replay(build_draft(load_checkpoint(out), parts), sequences(served["rotation"]), parts=parts)
+    healthy = replay(build_draft(load_checkpoint(DRAFT), parts), sequences(served["healthy"]), parts=parts)
+    assert over_broken.rung().length == pytest.approx(healthy.rung().length, rel=0.05)
 
 
 def test_a_neighbouring_boundary_is_fitted_on_other_rows(served: dict[str, Run], tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -109,15 +110,28 @@ def test_layer_ids_in_the_consumers_own_convention(rig: Rig, tmp_path: Path) -> 
     assert applied["after"]["length"] > applied["before"]["length"]
 
 
-def test_a_checkpoint_that_contradicts_itself_is_mended(rig: Rig, tmp_path: Path) -> None:
+def test_a_checkpoint_that_contradicts_itself_is_mended(
+    rig: Rig, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+) -> None:
     draft, out = tmp_path / "draft", tmp_path / "mended"
     plant = fault("config-flag").make(Plant.healthy(BOUNDARIES), "checkpoint: head_dim")
     rig.write_checkpoint(plant, draft)
-    found = diagnose(Inputs(draft=draft, apply=out))
-    assert [(one.fault, one.strength) for one in found.findings] == [("config-flag", "proven")]
-    assert found.applied is not None
-    assert found.applied.before is None
+    report = tmp_path / "found.json"
+    assert command(["diagnose", "--draft", str(draft), "--apply", str(out), "--json", str(report)]) == 1
+    found = json.loads(report.read_text())
+    assert [(one["fault"], one["strength"]) for one in found["findings"]] == [("config-flag", "proven")]
+    assert found["applied"]["before"] is None
     assert load_checkpoint(out).config.head_dim == 16
+    printed = capsys.readouterr().out
+    assert "Applied" in printed and "head_dim = 16" in printed
+
+
+def test_short_and_few_is_healthy(tmp_path: Path) -> None:
+    """Few short sequences of a sound draft: nothing is found in its file, its loading or its training states."""
+    few = tiny_rig(count=2, max_new=12)
+    run = replace(few, conversations=few.conversations[:2]).run(Plant.healthy(BOUNDARIES), tmp_path)
+    found = diagnose(Inputs(train=run.train, serve=run.serve, draft=run.draft, target=TARGET, loaded=few.target))
+    assert found.findings == []
 
 
 @pytest.mark.parametrize("where", ["the draft itself", "inside it", "a full folder", "a link"])

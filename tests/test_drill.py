@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,12 @@ from tiny import DRAFT, TARGET, TINY, tiny_prompts, tiny_target
 
 from draftscope.boundaries import Boundary
 from draftscope.cli.main import run
+from draftscope.diagnose.case import Inputs
 from draftscope.drilling.cases import Case, Setting, changed, chosen, clean, others, pairs, plainest, singles, together
 from draftscope.drilling.exercised import Pair, open_pair
 from draftscope.drilling.kept import Remembering
 from draftscope.drilling.report import Drill, Named, Outcome, Planted
-from draftscope.drilling.running import LINES, exercise, inputs_of, read_outcomes
+from draftscope.drilling.running import LINES, NAMES, exercise, inputs_of, read_outcomes
 from draftscope.drilling.scoring import PAIRS, SINGLES, score
 from draftscope.drilling.strengths import OTHERS
 from draftscope.drilling.table import markdown
@@ -123,6 +125,8 @@ def test_everything_that_a_run_left_is_handed_over(pair: Pair, tmp_path: Path) -
     given = inputs_of(left, HEALTHY, pair.target, max_tokens=64)
     assert (given.train, given.serve, given.draft, given.metrics) == (left.train, left.serve, left.draft, None)
     assert (given.target, given.max_tokens) == (TARGET, 64)
+    known = {field.name for field in fields(Inputs)}
+    assert [f.name for f in fields(Run) if NAMES.get(f.name, f.name) not in known] == ["summary"], "an input of that name"
     assert inputs_of(left, HEALTHY, pair.target, counted=True).metrics == left.metrics
     assert inputs_of(left, fault("metric").make(HEALTHY, fault("metric").variants[0]), pair.target).metrics == left.metrics
 
@@ -168,6 +172,19 @@ def outcome(key: str, planted: list[str], named: list[tuple[str, str]], tokens: 
         "both": set(planted) <= {f.fault for f in findings},
         "wrong_proven": [f.fault for f in findings if f.strength == "proven" and not f.right],
     } | more))
+
+
+def test_what_cannot_be_made_is_an_outcome_too(pair: Pair, tmp_path: Path) -> None:
+    """A variant that is at a loss on this pair does not end the exercise."""
+
+    class Lost(type(fault("layer-offset"))):  # type: ignore[misc]
+        def make(self, plant: Plant, variant: str) -> Plant:
+            raise IndexError("no such slot here")
+
+    lost = (Lost(), "+1")
+    exercise(pair, singles(HEALTHY, [lost]), [None], tmp_path)
+    assert [o.error for o in read_outcomes(tmp_path)] == ["IndexError: no such slot here"]
+    assert together(HEALTHY, lost, (fault("recur-state"), fault("recur-state").variants[0])) is None
 
 
 def test_outcomes_are_counted() -> None:

@@ -511,7 +511,7 @@ def lag_curve(pairs: list[tuple[Tensor, Walk]], slot: int, place: Boundary, scal
 @pytest.mark.parametrize("where", [Boundary(5), Boundary(10, "post"), Boundary(4, kind="branch")], ids=str)
 def test_the_lag_curve_is_that_of_the_place_found(where: Boundary, spoil: str) -> None:
     pairs = []
-    for swept in walks(2, 40):  # fewer rows than the curve is taken from
+    for swept in walks(2, 24):  # no more rows than the curve is taken from
         slots = slots_at(swept, where)
         if spoil == "shifted":
             slots = torch.cat([slots[1:], torch.zeros_like(slots[:1])])

@@ -172,7 +172,7 @@ def test_the_heatmap_copes_with_gaps() -> None:
     assert shown.drawn.count('class="empty"') == 30
     assert "nan" not in shown.drawn
     assert shown.drawn.count('class="frame"') == 1 + 1  # one placed beyond what was measured, one not placed; one in the legend
-    assert "another one for slot 2 at 3" in shown.says
+    assert "placed by another reading than this plain error: slot 2 at 3" in shown.says
     assert "slot 0 and slot 1: no place among these was found" in shown.says
 
 
@@ -375,6 +375,15 @@ def test_a_large_case_stays_small() -> None:
     assert diagnosis.norms is not None
     assert len(diagnosis.norms.model_dump_json()) < 20_000
     assert len(figures.heatmaps(diagnosis)[0].columns) == 62
+
+
+def test_the_story_tells_of_norms_where_slots_are_not_placed() -> None:
+    diagnosis = case()
+    assert "Norms" not in story(diagnosis)
+    diagnosis.placement.serve[1].boundary = None
+    assert "Norms       The medians differ most for slot 0, first token" in story(diagnosis)
+    diagnosis.placement.serve = []
+    assert "Norms       The medians differ most for slot 0, first token" in story(diagnosis)
 
 
 def test_a_cause_names_its_page() -> None:

@@ -2,22 +2,39 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from serving import K, Server, served, small_draft
+from tiny import tiny_rig
 from torch import Tensor
 
+from draftscope.diagnose.case import Inputs
 from draftscope.diagnose.likeness import Recorded, likeness
+from draftscope.diagnose.run import diagnose
 from draftscope.eagle3.drafter import Drafter
 from draftscope.eagle3.habits import Shared, new_drafter
 from draftscope.eagle3.model import Draft
 from draftscope.eagle3.reading import Runtime
 from draftscope.eagle3.replay import replay
+from draftscope.eagle3.sampling import Sampling
 from draftscope.eagle3.tree import TreeShape
 from draftscope.errors import UsageError
+from draftscope.faults import fault
+from draftscope.faults.base import Suspicion
+from draftscope.faults.facts_runtime import Likeness, RuntimeFacts, SamplerFacts, Tried
+from draftscope.faults.measurements import GateFacts, Measurements
 from draftscope.faults.plant import Plant
+from draftscope.faults.rig import Rig
+from draftscope.faults.runtimes import runs_otherwise
+from draftscope.findings import Diagnosis
 
 HEALTHY = Plant.healthy((2, 4, 5))
+
 
 BY_HAND = {
     "ahead": Runtime(ahead=1), "behind": Runtime(ahead=-1), "still": Runtime(still=True), "after": Runtime(after_prompt=1),
@@ -140,3 +157,115 @@ def test_trees_refuse_habits_that_are_not_known_of_them() -> None:
     with pytest.raises(UsageError, match="unrefreshed"):
         new_drafter(draft.view(Runtime(unrefreshed=0), {}), 4, 1, 40, shape=TreeShape(2, 2, 5))
     assert type(new_drafter(draft, 3, 1, 40)) is Drafter
+
+
+# -- rules, on figures ------------------------------------------------------------------------------------------------------
+
+EXACT = Likeness(40, 1.0, 1.0, 1.0, (1e-7, 1e-7, 1e-7), (0.0, 0.0, 0.0), 0.0)
+OFF = Likeness(40, 0.6, 0.7, 0.4, (1e-7, 0.5, 0.5), (0.0, 1.0, 1.0), 0.6)
+COUNTS = Likeness(40, 0.97, None, None)
+PASSED = GateFacts(1.0, 40, 0, 0)
+
+
+def explained(*several: tuple[tuple[str, str], ...], as_read: Likeness = OFF, like: Likeness = EXACT) -> Measurements:
+    """Measurements in which these combinations of (fault, trial) explain the engine equally well."""
+    tried = [Tried(tuple(n for _, n in one), tuple(f for f, _ in one), tuple(f"does {n}" for _, n in one),
+                   tuple((n.partition("=")[0],) for _, n in one), like, PASSED) for one in several]
+    return Measurements(gate=GateFacts(0.6, 40, 0, 0), runtime=RuntimeFacts(as_read, 50, explains=tried))
+
+
+def suspicions(m: Measurements) -> dict[str, Suspicion]:
+    names = ("recur-state", "pos-id", "rope", "attn-mask", "draft-kv", "ctx-limit")
+    return {s.fault: s for name in names for s in fault(name).recognise(m)}
+
+
+def test_one_trial_that_explains_alone_is_proven_and_undone() -> None:
+    found = suspicions(explained((("pos-id", "ahead=+1"),), (("pos-id", "ahead=+2"),)))
+    assert list(found) == ["pos-id"]
+    one = found["pos-id"]
+    assert (one.strength, one.undo.habits, one.runtime) == ("proven", ("ahead",), True)
+    assert "ahead=+2" in one.caveats[0] and "0.6" in one.evidence[0].result + str(one.evidence[0].figures)
+
+
+def test_trials_of_two_faults_that_explain_as_well_prove_neither() -> None:
+    found = suspicions(explained((("pos-id", "ahead=+1"),), (("recur-state", "fed=target"),)))
+    assert {name: one.strength for name, one in found.items()} == {"pos-id": "supported", "recur-state": "supported"}
+    assert all("tell them apart" in one.caveats[0] for one in found.values())
+
+
+def test_counts_alone_prove_nothing_where_few_of_them_differ() -> None:
+    near = explained((("draft-kv", "warm=1"),), as_read=COUNTS, like=replace(COUNTS, counts=1.0))
+    assert suspicions(near)["draft-kv"].strength == "supported"
+    far = explained((("draft-kv", "warm=1"),), as_read=replace(COUNTS, counts=0.6), like=replace(COUNTS, counts=1.0))
+    assert suspicions(far)["draft-kv"].strength == "proven"
+
+
+def test_two_at_once_are_both_named() -> None:
+    found = suspicions(explained((("rope", "rope_parameters=x"), ("recur-state", "fed=branch"))))
+    assert {name: one.strength for name, one in found.items()} == {"recur-state": "proven", "rope": "proven"}
+    assert found["rope"].undo.unset == ("rope_parameters",) and found["recur-state"].undo.habits == ("fed",)
+
+
+SAMPLED = SamplerFacts(
+    temperature=1.0, doubted=None, drafts=600, best=0.5, kept=0.65, expected_rejection=0.65, expected_equality=0.4,
+    for_rejection=-200.0, for_equality=-300.0, impossible=0, overlap=0.66, draft_temperature=1.0, temperature_gain=0.0,
+    length=2.3, length_rejection=2.3, length_overlap=2.35)
+STRICT = replace(SAMPLED, kept=0.4, for_rejection=-900.0, for_equality=-350.0, impossible=80, length=1.6)
+
+
+@pytest.mark.parametrize(("facts", "strength"), [
+    (SAMPLED, None), (STRICT, "proven"), (replace(STRICT, doubted=0.7), None), (replace(STRICT, kept=0.55), None),
+    (replace(SAMPLED, best=1.0, kept=0.55, length=2.0), "supported"), (replace(SAMPLED, best=1.0, length=2.3), None),
+    (replace(SAMPLED, draft_temperature=0.5, temperature_gain=90.0), "supported"),
+])
+def test_what_stood_tells_the_rule(facts: SamplerFacts, strength: str | None) -> None:
+    found = fault("sampler").recognise(Measurements(sampler=facts))
+    assert [one.strength for one in found] == ([] if strength is None else [strength])
+
+
+# -- whole diagnoses --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def rig() -> Rig:
+    return tiny_rig(10, 40)
+
+
+def examine(rig: Rig, plant: Plant, folder: Path, *without: str) -> Diagnosis:
+    """Diagnosed with all files of a run, the capture stripped of some of its tensors."""
+    run = rig.run(plant, folder)
+    for path in run.serve.glob("*.safetensors") if without else ():
+        with safe_open(path, "pt") as opened:
+            kept = {name: opened.get_tensor(name) for name in opened.keys() if name not in without}  # noqa: SIM118
+        save_file(kept, path)
+    return diagnose(Inputs(train=run.train, serve=run.serve, draft=run.draft, target=rig.target.folder))
+
+
+def test_two_at_once_in_the_engine(rig: Rig, tmp_path: Path) -> None:
+    found = examine(rig, runs_otherwise(HEALTHY, fed="target", ahead=1), tmp_path)
+    assert {f.fault for f in found.findings if f.strength == "proven"} == {"recur-state", "pos-id"}
+
+
+def test_a_wrong_layer_beside_a_cold_cache(rig: Rig, tmp_path: Path) -> None:
+    plant = fault("layer-offset").make(runs_otherwise(HEALTHY, warm=1), fault("layer-offset").variants[0])
+    found = examine(rig, plant, tmp_path)
+    assert {f.fault for f in found.findings if f.strength == "proven"} == {"layer-offset", "draft-kv"}
+
+
+@pytest.mark.parametrize("without", [("draft_states",), ("draft_states", "fc_output", "draft_token_ids")], ids=["ids", "counts"])
+def test_without_draft_states_nothing_else_is_proven(rig: Rig, tmp_path: Path, without: tuple[str, ...]) -> None:
+    found = examine(rig, runs_otherwise(HEALTHY, fed="target"), tmp_path, *without)
+    assert found.verdict == "runtime"
+    assert found.findings[0].fault == "recur-state"
+    assert {f.fault for f in found.findings if f.strength == "proven"} <= {"recur-state"}
+
+
+def test_drawn_drafts_of_a_right_engine_raise_no_alarm(rig: Rig, tmp_path: Path) -> None:
+    found = examine(rig, replace(HEALTHY, sampling=Sampling(1.0, draft="probabilistic")), tmp_path)
+    assert (found.findings, found.verdict) == ([], "clean"), found.next
+
+
+def test_drawn_drafts_do_not_hide_a_wrong_state(rig: Rig, tmp_path: Path) -> None:
+    plant = runs_otherwise(replace(HEALTHY, sampling=Sampling(1.0, draft="probabilistic")), after_prompt=2)
+    found = examine(rig, plant, tmp_path)
+    assert [f.fault for f in found.findings if f.strength == "proven"] == ["pos-id"]

@@ -55,6 +55,12 @@ def command(
         "--prompts", metavar="FILE", help="Fresh prompts for --url, as JSONL; without them those of --train-heldout.")] = None,
     requests: Annotated[int, typer.Option("--requests", min=1, metavar="N", help="Prompts of each kind for --url.")] = 24,
     max_new: Annotated[int, typer.Option("--max-new", min=4, metavar="N", help="Tokens of an answer of --url at most.")] = 64,
+    log: Annotated[list[Path] | None, typer.Option(
+        "--log", metavar="FILE|DIR",
+        help="The training's own log: train's log.jsonl, console output of SpecForge or speculators, trainer_state.json, "
+        "TensorBoard's event files; or the folder of the run. Several are one run, in order.")] = None,
+    conversations: Annotated[Path | None, typer.Option(
+        "--conversations", metavar="FILE", help="What --train was made from, as JSONL: messages, or token ids.")] = None,
     consumer: Annotated[
         str | None,
         typer.Option(
@@ -96,6 +102,8 @@ def command(
     ui = setup(quiet, threads, seed, json, html, refusal=refusal)
     if prompts is not None and url is None:
         raise UsageError("--prompts are asked of a server", remedy="Give its address with --url")
+    if conversations is not None and train is None:
+        raise UsageError("--conversations are compared with training states", remedy="Give these with --train")
     from draftscope.diagnose.case import Inputs
     from draftscope.diagnose.run import diagnose
     from draftscope.faults import FAULTS
@@ -135,6 +143,8 @@ def command(
         absorb=absorb,
         source_draft=at(source_draft),
         apply=apply,
+        logs=tuple(log or ()),
+        conversations=conversations,
     )
     found = diagnose(inputs, ui.note)
     if not ui.quiet:

@@ -19,7 +19,6 @@ from draftscope.cli.common import (
 )
 from draftscope.cli.elsewhere import MemoryOption, OnOption, PythonOption, host_of
 from draftscope.errors import DraftscopeError, UsageError
-from draftscope.states.tensorfile import parse_json
 
 
 def command(
@@ -99,6 +98,8 @@ def command(
 
 def _groups(path: Path, key: str) -> dict[int, str]:
     """Group by line number, from 0."""
+    from draftscope.states.tensorfile import parse_json
+
     found = {}
     try:
         with path.open(encoding="utf-8") as lines:

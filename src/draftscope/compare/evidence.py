@@ -21,7 +21,7 @@ LAGS = (0, -2, -1, 1, 2)
 SINK = 10.0  # times the sequence's median norm
 LAGGING = 0.1  # rows with a larger error under every place are tried with a lag: states of other tokens are further apart
 FAILED = 0.2  # rows with a larger error under every place and lag are kept whole, for maps and look-ups
-CURVE = 96  # rows tried with every lag whatever their error, for the lag curve
+CURVE = 48  # rows tried with every lag whatever their error, for the lag curve
 BLOCK = 256
 
 

@@ -26,8 +26,8 @@ COMPONENTS_ALIKE = 0.35
 """Mean |log ratio| of the largest principal components up to which these are the same."""
 SHORT = 0.67
 """Norm, as a share of the training entry's, below which something of the stream is missing."""
-UNCOUPLED = 0.2
-"""Loss of cosine with the other slots of the row from which a slot does not carry the stream on."""
+COUPLED, UNCOUPLED = 0.1, 0.2
+"""Loss of cosine with every other slot of the row up to which a slot carries the stream on, and from which it does not."""
 STEADY = 0.01
 """Least unit of such cosines: they move by more than sampling with the domain."""
 UNTOLD = (
@@ -57,8 +57,8 @@ class Look(Model):
             `unknown` = too few rows.
         distance: to its own entry; effect: in units; smallest: the distance that would have been seen.
         other: distance to `entry`, for `entry`.
-        norm_ratio: median norm over the own entry's; mean_cosine: of the mean rows; uncoupled: loss of mean cosine with other
-            slots.
+        norm_ratio: median norm over the own entry's; mean_cosine: of the mean rows; uncoupled: least loss of mean cosine with
+            another slot.
     """
 
     slot: int
@@ -123,7 +123,7 @@ def _look(
         return Look(slot=slot, kind="unknown", distance=own.total, says=f"too few rows to tell ({rows} here, {yard.rows} there)")
     ratio, across, share = _against(a.statistics(slot, classes), mine)
     lost = [c.a - c.b for c in coupled if slot in c.slots]
-    uncoupled = sum(lost) / len(lost) if lost else None
+    uncoupled = min(lost) if lost else None
     effect = own.total / unit
 
     def look(kind: Kind, says: str, entry: int | None = slot, other: float | None = None) -> Look:
@@ -145,15 +145,16 @@ def _look(
         return look("own", f"nothing that the texts would not make ({effect:.1f} units from its training entry)")
     shape_unit, norm_unit = yard.unit(rows, "shape"), yard.unit(rows, "norms")
     assert shape_unit is not None and norm_unit is not None and own.shape is not None and own.norms is not None
-    if ratio is not None and abs(math.log(ratio)) > max(FACTOR, FAR * norm_unit) and own.shape <= FAR * shape_unit:
+    if ratio is not None and abs(math.log(ratio)) > max(FACTOR, FAR * norm_unit) and own.shape <= FAR * shape_unit and (
+            uncoupled is None or abs(uncoupled) <= COUPLED):
         return look("scaled", f"its training entry times {ratio:.3g}: the profile over dimensions is the same up to that factor")
     if own.norms <= max(FAR * norm_unit, 0.05) and across is not None and abs(across) < ACROSS and share >= MEAN_SHARE and (
             _components_alike(a, b, slot)):
         return look("turned", f"norms and principal components are those of its training entry, dimensions are not (mean rows at "
                     f"cosine {across:+.2f}): another basis")
     if ratio is not None and ratio < SHORT and uncoupled is not None and uncoupled > UNCOUPLED:
-        return look("less", f"norms are {ratio:.0%} of its training entry's, and its cosine with the other slots of the row is "
-                    f"{uncoupled:.2f} less than in training: what the stream holds is missing")
+        return look("less", f"norms are {ratio:.0%} of its training entry's, and its cosine with every other slot of the row is "
+                    f"at least {uncoupled:.2f} less than in training: what the stream holds is missing")
     return look("none", f"{effect:.1f} units from its training entry, and like no other: another state, or text of another kind",
                 None)
 

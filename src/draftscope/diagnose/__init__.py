@@ -19,7 +19,7 @@ class _Room(ModuleType):
         from draftscope.states.places import place
 
         kinds: dict[str, Any] = dict.fromkeys(("train", "train_heldout", "serve", "draft", "target", "sweep"), place)
-        kinds |= {"prompts": Path, "absorb": Path}
+        kinds |= {"prompts": Path, "absorb": Path, "conversations": Path}
         inputs: dict[str, Any] = {k: kinds[k](v) if k in kinds and v is not None else v for k, v in given.items()}
         return diagnose(Inputs(**inputs))
 

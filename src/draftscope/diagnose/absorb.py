@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from draftscope.compare.pairing import pair
-from draftscope.diagnose.ladder import combine
+from draftscope.diagnose.ladder import Repair, combine
 from draftscope.eagle3.checkpoint import build_draft, load_checkpoint
 from draftscope.eagle3.copying import check_new, rounding, whole_folder, write_copy
 from draftscope.eagle3.folding import Fitted, Folded, Linear, fit, fold
@@ -26,7 +26,7 @@ from draftscope.eagle3.model import Draft
 from draftscope.eagle3.replayed import compare
 from draftscope.errors import UsageError
 from draftscope.faults.base import Suspicion, Undo
-from draftscope.faults.changes import Scale
+from draftscope.faults.changes import Own, Scale, Shift, TurnBack
 from draftscope.findings import Absorbed
 from draftscope.states.places import Remote
 
@@ -41,6 +41,7 @@ SOUND = 0.9
 """Share of a slot's rows that must hold what the fault says: one matrix acts on all of them."""
 NOT_LINEAR = {
     "token-shift": "the rows hold the states of other tokens, and nothing in a row gives back those of its own",
+    "target-quant": "the target runs in another precision, which no matrix takes back",
     "req-mix": "the rows are of other requests, and nothing in a row gives back its own",
     "final-norm": "every row was divided by its own length, and no matrix knows what that was",
     "nonfinite": "what is not finite holds nothing",
@@ -58,12 +59,14 @@ class Plan:
 
     Attributes:
         faults: the suspicions whose undoing it is.
-        linear: the part that is exact.
+        repair: that undoing, of the states.
+        linear: the part of it that is exact.
         reference: slots (after the order) that hold another state, for which a matrix is fitted.
         origins: for each slot, the recorded slot that the fit starts from.
     """
 
     faults: list[Suspicion]
+    repair: Repair
     linear: Linear
     reference: frozenset[int]
     origins: tuple[int, ...]
@@ -170,17 +173,42 @@ def _plan(examination: Examination) -> Plan:
             raise Refused(f"only {placed.share:.0%} of the rows of slot {slot} hold what the finding says, and a matrix acts on "
                           "all of them")
     repair = combine([s.undo for s in faults if s.undo is not None], examination.as_read)
+    own = repair.reference | {change.slot for change in repair.states if isinstance(change, Own)}
+    if own:
+        # Of a slot that holds another state, factor and basis are the fit's.
+        repair = replace(repair, states=tuple(c for c in repair.states if isinstance(c, Own) or c.slot not in own))
+    return Plan(faults, repair, _linear(examination, repair), own, _origins(examination, repair.order, own))
+
+
+def _linear(examination: Examination, repair: Repair) -> Linear:
+    """Factors and maps of a repair, in the order in which replay applies them: maps first."""
+    ladder = examination.ladder
+    assert ladder is not None
+    if any(isinstance(change, TurnBack) for change in repair.states) and not ladder.can_remake:
+        raise Refused("the map is fitted against the target's own states: give its weights (--target)")
+    width = 0 if examination.case.checkpoint is None else examination.case.checkpoint.config.target_hidden_size
     scale: dict[int, float] = {}
+    maps: dict[int, Tensor] = {}
     for change in repair.states:
-        if isinstance(change, Scale):
+        if isinstance(change, TurnBack):
+            found = ladder.turn(change)
+            if found is None:
+                raise Refused(f"too few rows tell the map of slot {change.slot}")
+            maps[change.slot] = (found[0].T / found[1]) @ maps.get(change.slot, torch.eye(width, dtype=torch.float64))
+        elif isinstance(change, Scale) and change.channels is None:
             scale[change.slot] = scale.get(change.slot, 1.0) * change.factor
-    return Plan(faults, Linear(order=repair.order, scale=scale), repair.reference, _origins(examination, repair.order,
-                                                                                            repair.reference))
+        elif isinstance(change, Scale) and change.channels is not None:
+            factors = torch.ones(width, dtype=torch.float64)
+            first, last = change.channels
+            factors[first:last] = change.factor
+            maps[change.slot] = maps.get(change.slot, torch.eye(width, dtype=torch.float64)) * factors
+    return Linear(order=repair.order, scale=scale, maps=maps)
 
 
 def _of_states(undo: Undo) -> bool:
     """Whether it changes the states alone, and those row by row and alike in all rows."""
-    alike = all(isinstance(change, Scale) and change.phase is None and change.channels is None for change in undo.states)
+    alike = all(change.phase is None and not isinstance(change, Shift) and not (isinstance(change, Own) and change.lag)
+                for change in undo.states)
     return alike and undo != Undo() and replace(undo, reference=frozenset(), order=(), states=()) == Undo()
 
 
@@ -207,13 +235,14 @@ def _fitted(examination: Examination, draft: Draft, plan: Plan, folded: Folded, 
         inputs, outputs = [], []
         for broken, right in _rows(examination, plan, seen):
             inputs.append(copy.fc_input(broken.float()))
-            outputs.append(draft.fc_input(right.float()) @ draft.fc.weight.T)
+            outputs.append(draft.fc_input(right.float()) @ _own(draft, "fc.weight").T)
     if sum(len(rows) for rows in inputs) < 2:
         raise Refused("the states that the slots should hold are not at hand: give the target (--target), or training states of "
                       "texts that the capture has too (--train)")
     most = max(1, MOST_ROWS // len(inputs))
+    inputs, outputs = ([rows[:: -(-len(rows) // most) or 1] for rows in part] for part in (inputs, outputs))
     try:
-        return fit(copy.fc.weight, *([rows[:: -(-len(rows) // most)] for rows in part] for part in (inputs, outputs)))
+        return fit(_own(copy, "fc.weight"), inputs, outputs)
     except ValueError as error:
         raise Refused(str(error)) from None
 
@@ -223,10 +252,8 @@ def _rows(examination: Examination, plan: Plan, seen: set[str]) -> Several[tuple
     case, ladder = examination.case, examination.ladder
     assert case.serve is not None and ladder is not None
     served = {s.name: s for s in case.serve.sequences if s.name in seen}
-    if not plan.reference:
-        return [(s.features, plan.linear.apply(s.features)) for s in served.values()]
-    if ladder.can_remake:
-        return [(served[s.name].features, s.features) for s in ladder.remade_sequences() if s.name in served]
+    if not plan.reference or ladder.can_remake:
+        return [(served[s.name].features, s.features) for s in ladder.repaired(plan.repair, seen)]
     if case.train is None or examination.m.shapes.get("train") != examination.m.shapes.get("draft"):
         return []
     return [(p.serve.features[p.start : p.stop], p.train.features[p.start : p.stop])
@@ -239,8 +266,7 @@ def _whole(examination: Examination, plan: Plan, names: list[str]) -> float | No
     assert ladder is not None
     if plan.reference and not ladder.can_remake:
         return None
-    repair = combine([s.undo for s in plan.faults if s.undo is not None], examination.as_read)
-    return ladder.served(repair).only(names).rung().length
+    return ladder.served(plan.repair).only(names).rung().length
 
 
 def _why(plan: Plan, folded: Folded) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from draftscope.eagle3.checkpoint import Checkpoint
 from draftscope.eagle3.tree import TreeShape, claimed_depth
@@ -25,6 +26,7 @@ from draftscope.target.recorded import RecordedSweep
 
 INTEGRITY_BYTES = 512 << 20
 LONGEST = 1024
+TEXT_TOKENS = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,8 @@ class Inputs:
         absorb: where a copy of the draft goes that has the repair of the served states folded in; None = none is made.
         source_draft: the checkpoint that `draft` was made from (the trainer's own, before a conversion or export).
         apply: where to write a copy of the checkpoint with the fixes in it.
+        logs: the training's own logs: files, or folders that hold them.
+        conversations: what was rendered into training data, as JSONL.
     """
 
     train: Place | None = None
@@ -71,6 +75,18 @@ class Inputs:
     absorb: Path | None = None
     source_draft: Place | None = None
     apply: Path | None = None
+    logs: tuple[Path, ...] = ()
+    conversations: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A sample's or request's tokens without its states: token_ids [T], answer [T] (None = unknown)."""
+
+    name: str
+    index: int
+    token_ids: Tensor
+    answer: Tensor | None
 
 
 @dataclass(slots=True)
@@ -85,6 +101,7 @@ class Selected:
         nonfinite: (slot, rows, of, first name, first row); slot -1 is the last state.
         claimed_norm: what all samples say of their last state, `pre` or `post`; "" where they say nothing, or not the same.
         checked: samples whose values were all looked at.
+        texts: of every sample or request read, up to `TEXT_TOKENS` tokens together.
     """
 
     source: Source
@@ -101,6 +118,7 @@ class Selected:
     nonfinite: list[tuple[int, int, int, str, int]] = field(default_factory=list)
     checked: int = 0
     claimed_norm: str = ""
+    texts: list[Text] = field(default_factory=list)
 
     @property
     def rows(self) -> int:
@@ -142,8 +160,8 @@ def open_case(inputs: Inputs, report: Callable[[str], None] = lambda _: None) ->
         UsageError: nothing to work on.
         DraftscopeError: a file that can't be read, or files that contradict each other (widths, vocabulary).
     """
-    if not (inputs.train or inputs.serve or inputs.draft or inputs.metrics or inputs.url):
-        raise UsageError("nothing to diagnose", remedy="Give at least one of --train, --serve, --draft, --metrics, --url")
+    if not (inputs.train or inputs.serve or inputs.draft or inputs.metrics or inputs.url or inputs.logs):
+        raise UsageError("nothing to diagnose", remedy="Give at least one of --train, --serve, --draft, --metrics, --log, --url")
     case = Case(inputs)
     if inputs.target is not None:
         case.parts = read_parts(inputs.target)
@@ -237,7 +255,7 @@ def _select(path: Place, kind: Kind, inputs: Inputs, slots: int | None, width: i
         )
     selected = Selected(source, meta=dict(source.meta))
     lengths: list[int] = []
-    read = 0
+    read = held = 0
     claims: set[str] = set()
     shape: tuple[int, int] | None = None
     for item in source:
@@ -252,6 +270,10 @@ def _select(path: Place, kind: Kind, inputs: Inputs, slots: int | None, width: i
         else:
             selected.meta = {**item.meta, **selected.meta}
         sequence = _sequence(item, slots, width, path)
+        held += len(sequence.token_ids)
+        if held <= TEXT_TOKENS:
+            selected.texts.append(Text(sequence.name, item.index if isinstance(item, Sample) else -1,
+                                       sequence.token_ids.clone(), sequence.answer))
         own = (int(sequence.features.shape[1]), int(sequence.features.shape[2]))
         shape = shape or own
         read += sequence.features.nbytes

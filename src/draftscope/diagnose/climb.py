@@ -23,6 +23,7 @@ from draftscope.engines.counters import read_counters, told
 from draftscope.errors import UsageError
 from draftscope.faults.measurements import (
     CLEARLY,
+    LEARNED,
     OTHER,
     SAME,
     EmbeddingFacts,
@@ -78,6 +79,7 @@ def climb(examination: Examination) -> None:
                 run(examination, ladder, repair)
             except UsageError as error:
                 examination.next.append(f"{'trained' if side == 'train' else 'served'}: {error}")
+    explain_file(examination, ladder, repair)
 
 
 def _trained(examination: Examination, ladder: Ladder, meant: Repair) -> None:
@@ -91,7 +93,6 @@ def _trained(examination: Examination, ladder: Ladder, meant: Repair) -> None:
     _embedding(examination, "trained", trained, lambda: ladder.trained(_meant_without(meant)))
     m.unigram_nll = unigram_nll(case.heldout or case.train)
     _turn_switches(examination, ladder, meant, trained)
-    explain_file(examination, ladder, meant)
     examination.matched["trained_text"] = trained.text()
 
 
@@ -123,7 +124,9 @@ def _turn_switches(examination: Examination, ladder: Ladder, meant: Repair, trai
         turned = other.rung()
         gain, _ = compare(trained, other, trained.readout, seed=examination.case.inputs.seed)
         better = gain.interval[0] > NOTICEABLE if gain.interval is not None else own.nll - (turned.nll or own.nll) > CLEARLY
-        if turned.nll is not None and turned.nll < own.nll and better:
+        # A draft that is poor either way may do a little better with any switch turned.
+        better = better and turned.nll is not None and turned.nll < min(own.nll, LEARNED * (m.unigram_nll or own.nll / LEARNED))
+        if turned.nll is not None and better:
             m.turned = TurnedFacts(name, value, own.nll, turned.nll, own.length, turned.length)
             examination.steps.append(f"on the training states the draft does better with {name} = {value}: accept length "
                                      f"{own.length or 0:.2f} to {turned.length or 0:.2f}")

@@ -9,6 +9,7 @@ from draftscope.diagnose.sides import judging
 from draftscope.eagle3.reading import Reading
 from draftscope.eagle3.replayed import Replay, compare
 from draftscope.faults.base import Suspicion, Undo
+from draftscope.faults.changes import Own, TurnBack
 from draftscope.findings import Effect, Mended, Rung
 
 STRENGTH = {"proven": 0, "supported": 1, "suspected": 2}
@@ -33,7 +34,12 @@ class Costs:
 def undoable(ladder: Ladder, suspicions: list[Suspicion]) -> list[Suspicion]:
     """Those of the serving side that a replay can undo."""
     found = [s for s in suspicions if s.undo is not None and s.side == "serve"]
-    return [s for s in found if not (s.undo and (s.undo.reference or s.undo.states)) or ladder.can_remake]
+    return [s for s in found if s.undo is None or not _needs_target(s.undo) or ladder.can_remake]
+
+
+def _needs_target(undo: Undo) -> bool:
+    """Whether states of the target's own are put in, or looked at; factors and shifts go by what was recorded."""
+    return bool(undo.reference) or any(isinstance(change, Own | TurnBack) for change in undo.states)
 
 
 def costs(ladder: Ladder, suspicions: list[Suspicion], as_read: Reading, measured: Rung | None) -> Costs:

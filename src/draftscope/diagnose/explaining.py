@@ -66,6 +66,8 @@ def explain_engine(examination: Examination, ladder: Ladder) -> None:
     found, facts = m.stages, m.checkpoint
     if found is None or facts is None or any(gate.passed for gate in m.gate_with.values()):
         return
+    if m.runtime is not None and m.runtime.drawn:
+        return  # drawn drafts are not the head's best
     base = examination.as_read
     taken = some(s for s in case.serve.sequences if s.fc_output is not None or (s.steps and s.steps.states is not None))
     offsets = case.checkpoint.tensors.get("d2t")
@@ -198,7 +200,11 @@ def explain_file(examination: Examination, ladder: Ladder, meant: Repair) -> Non
     """Where the draft fails on its own training states: the reading of the file under which it does not."""
     m, case = examination.m, examination.case
     own = m.rungs.get("trained")
-    if m.checkpoint is None or own is None or not own.joint or (own.joint[0] >= SOUND and m.turned is None):
+    if m.checkpoint is None or own is None or not own.joint:
+        return
+    # A file with which the draft does well on any states is right: those of its training are then what is wrong.
+    best = max(rung.joint[0] for name in ("trained", "reference", "served") if (rung := m.rungs.get(name)) and rung.joint)
+    if best >= SOUND and m.turned is None:
         return
     chosen = case.heldout or case.train
     assert chosen is not None

@@ -50,7 +50,8 @@ def _wanted(m: Measurements, facts: SideFacts) -> list[tuple[int, int]]:
     if facts.name == "train" and m.departed != "train" and m.expected is not None and len(m.expected) == len(facts.slots):
         return [(p.slot, b if p.boundary is None or not p.transform.startswith(("none", "lag", "scale")) else p.boundary)
                 for p, b in zip(facts.slots, m.expected, strict=True)]
-    return [(slot, p.boundary) for slot, p in enumerate(reference) if p.boundary is not None and slot < len(facts.slots)]
+    return [(slot, p.boundary) for slot, p in enumerate(reference)
+            if p.boundary is not None and p.kind == "stream" and slot < len(facts.slots)]
 
 
 def _chosen(selected: Selected) -> list[Sequence]:

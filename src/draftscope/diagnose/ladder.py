@@ -129,7 +129,7 @@ class Ladder:
         return (
             self.serve is not None
             and self.reference is not None
-            and all(p.boundary in self.serve.kept and p.kind == "stream" and explained(p) for p in self.reference)
+            and all(self.serve.holds(p) and explained(p) for p in self.reference)
             and (self.case.parts is not None or all(p.norm == "pre" for p in self.reference))
         )
 
@@ -166,10 +166,14 @@ class Ladder:
         assert self.case.serve is not None
         return self._run(("served", repair), repair, (self._repaired(s, repair) for s in self.case.serve.sequences))
 
+    def repaired(self, repair: Repair, names: Collection[str]) -> Iterable[Sequence]:
+        """Some of the served sequences with their states repaired."""
+        assert self.case.serve is not None
+        return (self._repaired(s, repair) for s in self.case.serve.sequences if s.name in names)
+
     def with_draft(self, draft: Draft, names: Collection[str]) -> Replay:
         """Another draft on some of the served sequences, states as they came; not remembered."""
-        assert self.case.serve is not None
-        chosen = (self._repaired(s, Repair()) for s in self.case.serve.sequences if s.name in names)
+        chosen = self.repaired(Repair(), names)
         return replay(draft, chosen, parts=self.case.parts, k=self.case.k, tree=self.case.tree, on_tokens=self.on_tokens)
 
     def remade_sequences(self) -> Iterable[Sequence]:
@@ -185,7 +189,7 @@ class Ladder:
         return self.served(whole)
 
     def _run(self, key: tuple[object, ...], repair: Repair, sequences: Iterable[Sequence]) -> Replay:
-        name = repr((key, [(p.boundary, p.norm, p.scale, p.lag) for p in self.reference or ()]))
+        name = repr((key, [(p.boundary, p.norm, p.kind, p.mlp, p.scale, p.lag) for p in self.reference or ()]))
         if name not in self._replays:
             draft = self.draft(repair.reading, repair.rebuilt_map, repair.ids)
             self._replays[name] = replay(
@@ -196,7 +200,7 @@ class Ladder:
     def _repaired(self, sequence: Sequence, repair: Repair) -> Sequence:
         features = sequence.features
         if repair.states:
-            features = changed(sequence, repair.states, lambda: self._own(sequence), self._turn)
+            features = changed(sequence, repair.states, lambda: self._own(sequence), self.turn)
         if repair.order:
             features = features[:, list(repair.order)]
         if repair.reference:
@@ -215,13 +219,13 @@ class Ladder:
         assert self.serve is not None and self.reference is not None
         states = []
         for place in self.reference:
-            state = self.serve.reference(sequence.name, [place.boundary or 0])[:, 0]
+            state = self.serve.own(sequence.name, place)
             if place.norm == "post" and self.case.parts is not None:
                 state = self.case.parts.final_norm(state)
             states.append(shifted(state * (1.0 if place.scale is None else place.scale), place.lag or 0))
         return torch.stack(states, 1)
 
-    def _turn(self, change: TurnBack) -> Map | None:
+    def turn(self, change: TurnBack) -> Map | None:
         """The orthogonal map of a slot, fitted on the sequences on which repairs are chosen."""
         if change not in self._turns:
             assert self.case.serve is not None

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
 from draftscope.boundaries import default_boundaries
+from draftscope.compare.evidence import Candidate
 from draftscope.compare.pairing import Matched, match_entries, pair
-from draftscope.compare.statistics import compare_fingerprints
 from draftscope.diagnose.case import Selected
 from draftscope.diagnose.holding import hold
 from draftscope.diagnose.ladder import Ladder, as_meant
 from draftscope.diagnose.precision import try_precisions
 from draftscope.diagnose.reference import decide, from_boundaries
-from draftscope.diagnose.sides import side_facts, sweep_side
+from draftscope.diagnose.sides import candidate, side_facts, sweep_side
+from draftscope.diagnose.unpaired import by_statistics
 from draftscope.faults.measurements import TRAINED
 from draftscope.findings import Placed
-from draftscope.scan.fingerprint import Fingerprint
-from draftscope.scan.scan import add_sequence
 from draftscope.target.recorded import RecordedSweep
 
 if TYPE_CHECKING:
@@ -41,7 +38,7 @@ def place(examination: Examination) -> None:
         examination.next.append("give the target's weights (--target): running it over the same tokens places every slot")
         _by_parts(examination)
         _by_pairs(examination)
-        _by_statistics(examination)
+        by_statistics(examination)
     train = m.train.slots if m.train and m.train.proof == "sweep" else []
     serve = m.serve.slots if m.serve and m.serve.proof == "sweep" else []
     if case.checkpoint is not None and _has_embedding(examination):
@@ -65,15 +62,17 @@ def _by_sweep(examination: Examination) -> None:
     target = case.recorded or case.target
     assert target is not None
     wanted = {b for b in (m.expected or ()) if 0 <= b <= target.layers} | set(default_boundaries(target.layers))
+    parts: set[Candidate] = set()
     for facts, selected in ((m.train, case.train), (m.serve, case.serve)):
         if facts is None or selected is None or (case.recorded is not None and not _covered(case.recorded, selected)):
             continue
         what = "training states" if facts.name == "train" else "capture"
         examination.report(f"running the target over {selected.rows} tokens of the {what}")
-        swept = sweep_side(target, selected, tuple(sorted(wanted)))
+        swept = sweep_side(target, selected, tuple(sorted(wanted)), parts=parts)
         examination.swept[facts.name] = swept
         placed = side_facts(facts.name, selected, swept)
         facts.slots, facts.last, facts.proof, facts.detail = placed.slots, placed.last, "sweep", placed.detail
+        parts |= {candidate(p) for p in facts.slots if p.boundary is not None and p.kind in ("branch", "partial")}
         wanted |= {p.boundary for p in facts.slots if p.boundary is not None and p.kind == "stream" and p.norm == "pre"}
         held = ", ".join(_words(p) for p in facts.slots)
         examination.steps.append(f"{facts.name} slots placed against {target.layers + 1} boundaries: {held}")
@@ -121,32 +120,6 @@ def _by_pairs(examination: Examination) -> None:
         for f in matched
     )
     examination.steps.append(f"{pairing.paired} served rows paired with training rows of the same text: {text}")
-
-
-def _by_statistics(examination: Examination) -> None:
-    """Candidates from the statistics of both sides alone, where no row could be paired: never a proof."""
-    case, m = examination.case, examination.m
-    if case.train is None or case.serve is None or (m.serve is not None and m.serve.proof == "pairs"):
-        return
-    compared = compare_fingerprints(_fingerprint(case.train), _fingerprint(case.serve))
-    slots = case.serve.sequences[0].features.shape[1]
-    found = [c for c in compared.assignment if c.slot < slots and c.entry is not None]
-    m.assigned = [(c.slot, c.entry, c.margin or 0.0) for c in found if c.clear and c.entry is not None]
-    examination.steps.append("statistics alone, unpaired (candidates, no proof): " + "; ".join(c.says for c in found))
-
-
-def _fingerprint(selected: Selected) -> Fingerprint:
-    first = selected.sequences[0]
-    last = first.last is not None
-    names = [*(f"slot {i}" for i in range(first.features.shape[1])), *(["last"] if last else [])]
-    fingerprint = Fingerprint(entries=tuple(names), last=last, width=int(first.features.shape[2]))
-    for sequence in selected.sequences:
-        states = sequence.features
-        if last and sequence.last is not None:
-            states = torch.cat([states, sequence.last.to(states.dtype)[:, None]], 1)
-        answer = None if sequence.answer is None else sequence.answer[: sequence.rows]
-        add_sequence(fingerprint, sequence.name, states, answer)
-    return fingerprint
 
 
 def _has_embedding(examination: Examination) -> bool:

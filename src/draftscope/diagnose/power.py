@@ -65,6 +65,7 @@ def power_of(examination: Examination) -> dict[str, Any]:
         "rows": {side.name: side.tokens for side in m.sides()},
         "smallest_length_difference": length,
         "smallest_margin": min(margins) if margins else None,
+        "smallest_unpaired": None if m.unpaired is None else {f"slot {look.slot}": look.smallest for look in m.unpaired.looks},
         "steps": None if gate is None else gate.steps,
         "rows_amiss": rows,
         "steps_amiss": steps,

@@ -17,6 +17,7 @@ from draftscope.diagnose.applying import apply, check_apply
 from draftscope.diagnose.case import Case, Inputs, Selected, open_case
 from draftscope.diagnose.checkpoint import compare_source, covered, read_files
 from draftscope.diagnose.climb import climb
+from draftscope.diagnose.data import look
 from draftscope.diagnose.effects import costs
 from draftscope.diagnose.explain import explain
 from draftscope.diagnose.ladder import Ladder
@@ -86,6 +87,7 @@ class Examination:
         place(self)
         climb(self)
         compare_source(self, self.ladder)
+        look(self)
         self.tell_live()
         suspicions = [suspicion for fault in FAULTS for suspicion in fault.recognise(self.m)]
         suspicions += linted(self, suspicions)
@@ -292,6 +294,8 @@ class Examination:
                 ("draft", inputs.draft),
                 ("target", inputs.target),
                 ("metrics", _places(inputs)),
+                ("logs", ", ".join(map(str, inputs.logs))),
+                ("conversations", inputs.conversations),
             )
             if v
         }

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from draftscope.boundaries import Boundary
+from draftscope.compare.evidence import Candidate
 from draftscope.compare.placed import Placed as PlacedSlot
 from draftscope.compare.placed import as_finding
 from draftscope.compare.placement import Placer
 from draftscope.diagnose.case import Selected
 from draftscope.faults.measurements import NonFinite, SideFacts, SideName
+from draftscope.findings import Placed
 from draftscope.target.model import Target
 from draftscope.target.recorded import RecordedSweep
 from draftscope.target.spoiling import Phase
@@ -44,6 +47,7 @@ class SweptSide:
         phases: the same from the rows of one phase alone, where a capture tells the phases apart.
         streams: by sequence name, the target's own states [T, B, Ht] float32 at the boundaries `kept`.
         last: by sequence name, boundary n before the final norm [T, Ht].
+        parts: branches and partial streams [T, Ht] float32 that were asked for, by sequence name.
     """
 
     placed: list[PlacedSlot]
@@ -51,22 +55,39 @@ class SweptSide:
     streams: dict[str, Tensor] = field(default_factory=dict)
     last: dict[str, Tensor] = field(default_factory=dict)
     phases: dict[Phase, list[PlacedSlot]] = field(default_factory=dict)
+    parts: dict[Candidate, dict[str, Tensor]] = field(default_factory=dict)
+
+    def holds(self, place: Placed) -> bool:
+        """Whether the target's own states at a place were kept."""
+        return place.boundary in self.kept if place.kind == "stream" else candidate(place) in self.parts
+
+    def own(self, name: str, place: Placed) -> Tensor:
+        """[T, Ht]: the target's own states of a sequence at a place, before any norm."""
+        if place.kind == "stream":
+            return self.reference(name, [place.boundary or 0])[:, 0]
+        return self.parts[candidate(place)][name]
 
     def reference(self, name: str, boundaries: list[int]) -> Tensor:
         """[T, len(boundaries), Ht]: what the slots of a sequence should hold."""
         return self.streams[name][:, [self.kept.index(b) for b in boundaries]]
 
 
+def candidate(place: Placed) -> Candidate:
+    """A branch or partial stream as placement knows it."""
+    return Candidate(Boundary(place.boundary or 0, "pre", place.kind or "stream"), place.mlp)
+
+
 def sweep_side(
-    target: Target | RecordedSweep, selected: Selected, keep: tuple[int, ...], on_tokens: Callable[[int], None] | None = None
+    target: Target | RecordedSweep, selected: Selected, keep: tuple[int, ...], on_tokens: Callable[[int], None] | None = None,
+    *, parts: Iterable[Candidate] = (),
 ) -> SweptSide:
-    """Run the target over a side's tokens once: place every slot, and keep its own states at some boundaries.
+    """Run the target over a side's tokens once: place every slot, and keep its own states at some boundaries, and some parts.
 
     Slots are placed from the sequences on which a repair is chosen, so that its effect is measured on others.
     """
     placer = Placer()
     placing = set(choosing([sequence.name for sequence in selected.sequences]))
-    result, told = SweptSide([], keep), False
+    result, told = SweptSide([], keep, parts={part: {} for part in parts}), False
     by_name = {sequence.name: sequence for sequence in selected.sequences}
     items = [(name, sequence.token_ids[: sequence.rows]) for name, sequence in by_name.items()]
     found = target.sweep(items, on_tokens=on_tokens) if isinstance(target, RecordedSweep) else sweep(
@@ -82,6 +103,8 @@ def sweep_side(
             placer.update(slots, swept, None if verify is None else verify[: sequence.rows])
         result.streams[swept.name] = swept.stream[list(keep)].transpose(0, 1).float().clone()
         result.last[swept.name] = swept.stream[-1].float().clone()
+        for part in result.parts:
+            result.parts[part][swept.name] = part.rows(swept, torch.arange(sequence.rows))
     result.placed = placer.result()
     if told:
         result.phases = {"prefill": placer.result(verify=False), "verify": placer.result(verify=True)}

@@ -47,13 +47,14 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One run to be made and diagnosed at several amounts of data."""
+    """One run to be made and diagnosed at several amounts of data; `broken` = the fault could not be made, and why."""
 
     key: str
     kind: CaseKind
     plant: Plant
     planted: tuple[Planted, ...] = ()
     setting: Setting = field(default_factory=Setting)
+    broken: Exception | None = None
 
     @property
     def right(self) -> frozenset[str]:
@@ -89,9 +90,13 @@ def plainest(which: Sequence[tuple[Fault, str]]) -> list[tuple[Fault, str]]:
 
 
 def singles(healthy: Plant, which: Sequence[tuple[Fault, str]]) -> Iterator[Case]:
-    """Each fault alone. A variant that cannot be made on this pair is passed over."""
+    """Each fault alone."""
     for one, variant in which:
-        yield Case(f"{one.id}: {variant}", "single", one.make(healthy, variant), (Planted(fault=one.id, variant=variant),))
+        planted = (Planted(fault=one.id, variant=variant),)
+        try:
+            yield Case(f"{one.id}: {variant}", "single", one.make(healthy, variant), planted)
+        except Exception as error:
+            yield Case(f"{one.id}: {variant}", "single", healthy, planted, broken=error)
 
 
 def others(healthy: Plant, which: Sequence[tuple[Fault, str]], layers: int, each: int, seed: int) -> Iterator[Case]:
@@ -133,11 +138,14 @@ def pairs(healthy: Plant, which: Sequence[tuple[Fault, str]], count: int, seed: 
 
 
 def together(healthy: Plant, a: tuple[Fault, str], b: tuple[Fault, str]) -> Plant | None:
-    """Both planted; None where one changes what the other does, so that they are not two faults any more."""
-    alone = [one.make(healthy, variant) for one, variant in (a, b)]
-    if changed(healthy, alone[0]) & changed(healthy, alone[1]):
+    """Both planted; None where one changes what the other does, so that they are not two faults any more, or can't be made."""
+    try:
+        alone = [one.make(healthy, variant) for one, variant in (a, b)]
+        if changed(healthy, alone[0]) & changed(healthy, alone[1]):
+            return None
+        first, second = b[0].make(alone[0], b[1]), a[0].make(alone[1], a[1])
+    except Exception:
         return None
-    first, second = b[0].make(alone[0], b[1]), a[0].make(alone[1], a[1])
     return first if first == second else None
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from draftscope.drilling.cases import Setting
 from draftscope.drilling.kept import KeptRig, Remembering
 from draftscope.eagle3.checkpoint import load_checkpoint
 from draftscope.eagle3.generate import generate
+from draftscope.eagle3.generated import Summary
 from draftscope.embedded.pair import DRAFT, spread, training_sample
 from draftscope.errors import DraftscopeError, UsageError
 from draftscope.faults.rig import Conversation
@@ -48,14 +50,15 @@ class Pair:
     k: int = 3
     max_new: int = 48
     _coarse: Target | None = None
+    _kept: OrderedDict[bytes, tuple[Path, Summary]] = field(default_factory=OrderedDict)
 
     def rig(self, setting: Setting, folder: Path) -> KeptRig:
-        """The rig of a setting, which keeps captures below a folder."""
+        """The rig of a setting, which keeps captures below a folder, the same one for all rigs of a pair."""
         prompts = self.prompts if setting.prompts is None else [self.prompts[i] for i in setting.prompts]
         target = self.target if setting.dtype == "float32" else self._bfloat16()
         return KeptRig(
             target, self.draft, prompts, self.conversations, k=setting.k or self.k, max_new=setting.max_new or self.max_new,
-            rows=setting.rows or 8, stop_ids=self.target.stop_ids, folder=folder,
+            rows=setting.rows or 8, stop_ids=self.target.stop_ids, folder=folder, kept=self._kept,
         )
 
     def _bfloat16(self) -> Target:
@@ -106,6 +109,8 @@ def open_pair(
     told = blake2b(json.dumps([asked, [c.token_ids for c in conversations], boundaries, max_new]).encode(), digest_size=8)
     for path in sorted([*checkpoint.glob("*.safetensors"), folder / "config.json", *checkpoint.glob("*.json")]):
         told.update(path.read_bytes())
+    for path in sorted(folder.glob("*.safetensors")):
+        told.update(f"{path.name} {path.stat().st_size}".encode())
     called = name or ("embedded" if embedded else folder.parent.name if folder.name == "target" else folder.name)
     return Pair(called, model, checkpoint, boundaries, asked, conversations, told.hexdigest(), max_new=max_new)
 

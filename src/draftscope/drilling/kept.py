@@ -16,7 +16,7 @@ from draftscope.faults.rig import Rig
 from draftscope.target.cache import Branches, RaggedCache
 from draftscope.target.model import Run, Target
 
-MOST_BYTES = 1 << 30
+MOST_BYTES, MOST_CAPTURES = 1 << 30, 8
 
 
 class Remembering(Target):
@@ -57,18 +57,25 @@ def _size(run: Run) -> int:
 
 @dataclass
 class KeptRig(Rig):
-    """A rig that serves a checkpoint under one wiring and reading once, and hands out copies of the capture."""
+    """A rig that serves a checkpoint under one wiring and reading once, and hands out copies of the capture.
+
+    Attributes:
+        kept: the last captures made or handed out, by what reached the engine: their folders and counts.
+    """
 
     folder: Path = field(default_factory=Path)
-    _served: dict[bytes, tuple[Path, Summary]] = field(default_factory=dict)
+    kept: OrderedDict[bytes, tuple[Path, Summary]] = field(default_factory=OrderedDict)
 
     def serve(self, plant: Plant, draft_folder: Path, folder: Path) -> Summary:
         key = self._key(plant, draft_folder)
-        if key not in self._served:
+        if key not in self.kept:
             store = self.folder / "kept" / key.hex()
             shutil.rmtree(store, ignore_errors=True)
-            self._served[key] = (store, super().serve(plant, draft_folder, store))
-        store, summary = self._served[key]
+            self.kept[key] = (store, super().serve(plant, draft_folder, store))
+        self.kept.move_to_end(key)
+        while len(self.kept) > MOST_CAPTURES:
+            shutil.rmtree(self.kept.popitem(last=False)[1][0])
+        store, summary = self.kept[key]
         # Copies: what comes after may rewrite them.
         shutil.copytree(store, folder, dirs_exist_ok=True)
         return summary

@@ -23,7 +23,7 @@ class Planted(Model):
 
 
 class Named(Model):
-    """A finding: `right` = its fault is among those planted, or among those that these include."""
+    """A finding: `right` = its fault is among those planted, or those that these include; `loss` = what it costs (`gain`)."""
 
     fault: str
     strength: Strength

@@ -13,7 +13,6 @@ from typing import Any
 
 from draftscope import stopping
 from draftscope.diagnose.case import Inputs
-from draftscope.diagnose.effects import loss
 from draftscope.diagnose.run import diagnose
 from draftscope.drilling.cases import Case
 from draftscope.drilling.exercised import Pair
@@ -25,7 +24,7 @@ from draftscope.findings import Diagnosis
 from draftscope.target.model import Target
 
 LINES, HEAD = "outcomes.jsonl", "pair.json"
-NAMES = {"heldout": "train_heldout"}
+NAMES = {"heldout": "train_heldout", "source": "source_draft"}
 """Files of a run whose input has another name."""
 
 
@@ -109,9 +108,10 @@ def _case(pair: Pair, case: Case, tokens: Sequence[int | None], work: Path) -> I
     """The outcomes of one run, one for each amount of data."""
     began, out = time.monotonic(), work / "run"
     shutil.rmtree(out, ignore_errors=True)
-    rig = pair.rig(case.setting, work)
     try:
-        run = rig.run(case.plant, out)
+        if case.broken is not None:
+            raise case.broken
+        run = pair.rig(case.setting, work).run(case.plant, out)
     except Exception as error:
         stopping.heed()
         for n in tokens:
@@ -148,7 +148,7 @@ def judge(case: Case, pair: str, tokens: int | None, found: Diagnosis, seconds: 
     right = case.right
     named = [
         Named(fault=f.fault, strength=f.strength, right=f.fault in right, where=f.where,
-              loss=None if f.acceptance is None else round(loss(f.acceptance)[0], 4))
+              loss=None if f.acceptance is None else f.acceptance.gain)
         for f in found.findings
     ]
     planted = {p.fault for p in case.planted}

@@ -6,12 +6,15 @@ from draftscope.faults.attn_mask import AttnMask
 from draftscope.faults.base import Fault
 from draftscope.faults.config_flag import ConfigFlag
 from draftscope.faults.ctx_limit import CtxLimit
+from draftscope.faults.data_offpolicy import DataOffpolicy
 from draftscope.faults.draft_kv import DraftKv
 from draftscope.faults.draft_residual import DraftResidual
 from draftscope.faults.final_norm import FinalNorm
 from draftscope.faults.layer_offset import LayerOffset
 from draftscope.faults.layer_set import LayerSet
+from draftscope.faults.leak import Leak
 from draftscope.faults.lossmask_empty import LossmaskEmpty
+from draftscope.faults.lossmask_span import LossmaskSpan
 from draftscope.faults.metric import Metric
 from draftscope.faults.nonfinite import NonFinite
 from draftscope.faults.pos_id import PosId
@@ -20,10 +23,12 @@ from draftscope.faults.recur_state import RecurState
 from draftscope.faults.residual_missing import ResidualMissing
 from draftscope.faults.rope import Rope
 from draftscope.faults.rotated_space import RotatedSpace
+from draftscope.faults.run_ops import RunOps
 from draftscope.faults.sampler import Sampler
 from draftscope.faults.scale_mult import ScaleMult
 from draftscope.faults.schema_width import SchemaWidth
 from draftscope.faults.target_quant import TargetQuant
+from draftscope.faults.template import Template
 from draftscope.faults.tied_head import TiedHead
 from draftscope.faults.token_shift import TokenShift
 from draftscope.faults.train_budget import TrainBudget
@@ -55,7 +60,12 @@ FAULTS: tuple[Fault, ...] = (
     CtxLimit(),
     Sampler(),
     LossmaskEmpty(),
+    LossmaskSpan(),
     Metric(),
+    Leak(),
+    RunOps(),
+    Template(),
+    DataOffpolicy(),
     TrainBudget(),
 )
 

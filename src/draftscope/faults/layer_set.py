@@ -11,7 +11,7 @@ from draftscope.faults.layers import Moved, evidence, moved, name
 from draftscope.faults.measurements import Measurements
 from draftscope.faults.plant import Plant
 from draftscope.faults.slots import beside, names
-from draftscope.findings import Evidence, Fix
+from draftscope.faults.unpaired import unpaired
 from draftscope.target.wiring import Wiring
 
 INPUTS = "--train, --serve, --target"
@@ -71,38 +71,7 @@ class LayerSet(Fault):
     )
 
     def recognise(self, m: Measurements) -> list[Suspicion]:
-        return self._placed(m) or self._assigned(m)
-
-    def _assigned(self, m: Measurements) -> list[Suspicion]:
-        """Slots that resemble another training entry than their own: candidates from unpaired statistics."""
-        away = [(slot, entry, margin) for slot, entry, margin in m.assigned if slot != entry]
-        if not away or m.serve is None or any(place.boundary is not None for place in m.serve.slots):
-            return []
-        text = ", ".join(f"slot {slot} resembles training entry {entry} (margin {margin:.2f})" for slot, entry, margin in away)
-        return [
-            Suspicion(
-                fault=self.id,
-                side="serve",
-                where=[f"slot {slot}" for slot, *_ in away],
-                says=f"the served slots resemble other training entries than their own: {text}",
-                strength="suspected",
-                evidence=[
-                    Evidence(
-                        hypothesis="the slots hold other layers than the draft was trained on",
-                        prediction="each slot's statistics are nearest to those of its own training entry if the wiring is right",
-                        measurement="norms, per-dimension means and variances of each slot against each training entry, assigned "
-                        "one to one",
-                        result=text,
-                        decides="a candidate only: the same tokens on both sides, or the target's weights, would prove it",
-                        figures={f"slot {slot}": {"entry": entry, "margin": margin} for slot, entry, margin in m.assigned},
-                    )
-                ],
-                fix=Fix(
-                    says="Place the slots first (give --target): then change the captured layers to those of the training data."
-                ),
-                recovery="bounded",
-            )
-        ]
+        return self._placed(m) or unpaired(self.id, m)
 
     def _placed(self, m: Measurements) -> list[Suspicion]:
         return [self._suspicion(m, found) for found in moved(m) if not found.is_offset]

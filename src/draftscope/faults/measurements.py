@@ -7,8 +7,10 @@ from typing import Any, Literal
 
 from draftscope.engines.counted import Counters
 from draftscope.faults.facts_checkpoint import CheckpointFacts
+from draftscope.faults.facts_data import DataFacts
 from draftscope.faults.facts_runtime import RuntimeFacts, SamplerFacts
 from draftscope.faults.facts_slots import SlotFacts
+from draftscope.faults.facts_unpaired import UnpairedFacts
 from draftscope.findings import Placed
 
 SideName = Literal["train", "serve"]
@@ -196,7 +198,8 @@ class Measurements:
         counters: acceptance as the engine tells it; recorded_steps: verify steps of the capture that `measured` is of.
         runtime: the engine's own rounds run again under known wrong runtimes.
         sampler: what became of the drafts of sampled requests.
-        assigned: unpaired candidates: serving slot -> training entry, with margins.
+        data: texts, masks, training logs and what else tells of data and training.
+        unpaired: what statistics of other texts say, where no token is shared.
     """
 
     train: SideFacts | None = None
@@ -221,7 +224,7 @@ class Measurements:
     sampler: SamplerFacts | None = None
     rungs: dict[str, RungFacts] = field(default_factory=dict)
     unigram_nll: float | None = None
-    assigned: list[tuple[int, int, float]] = field(default_factory=list)
+    unpaired: UnpairedFacts | None = None
     consumer: str | None = None
     counters: Counters | None = None
     live: LiveFacts | None = None
@@ -229,6 +232,7 @@ class Measurements:
     turned: TurnedFacts | None = None
     recorded_steps: int = 0
     checkpoint: CheckpointFacts | None = None
+    data: DataFacts = field(default_factory=DataFacts)
 
     @property
     def wanted_by(self) -> str:

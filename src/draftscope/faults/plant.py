@@ -7,11 +7,15 @@ from typing import Any, Literal
 
 from draftscope.eagle3.reading import Reading
 from draftscope.eagle3.sampling import Sampling
+from draftscope.faults.writing import LossMask as LossMask
+from draftscope.faults.writing import Texts
 from draftscope.target.quantised import Precision
 from draftscope.target.spoiling import Spoiler
 from draftscope.target.wiring import Wiring
 
 Reported = Literal["counts", "simulated", "bonus left out", "conditional as joint"]
+Training = Literal["", "too long", "no learning", "optimizer state lost", "next state seen"]
+Dump = Literal["", "written twice", "part missing", "other order", "of other conversations"]
 
 Build = Literal["", "fc_norm", "norm_before_fc", "fc_bias"]
 
@@ -36,7 +40,11 @@ class Plant:
         refused: no engine starts with this checkpoint: what was captured is of the one before it.
         source: the checkpoint that it was exported from is at hand.
         stored_map: how the exporter wrote `d2t`.
-        loss_mask: `empty` when the assistant marker was never found.
+        loss_mask: what the data writer marks as answers.
+        texts: how conversations and prompts are rendered, and who wrote the answers.
+        training: what becomes of a run that trains the draft anew, whose log is handed over.
+        dump: what becomes of the folder of training data; with the conversations it was made from handed over.
+        heldout: a folder of held-out samples: none, other conversations, or some of those trained on.
         training_sequences: the draft trained anew, on so few sequences; None = the pair's own draft.
         reported: how acceptance is told beside the capture: the engine's counts, a log of an engine that simulates it, or figures
             that count something else.
@@ -59,11 +67,15 @@ class Plant:
     refused: bool = False
     source: bool = False
     stored_map: Literal["offset", "absolute"] = "offset"
-    loss_mask: Literal["kept", "empty"] = "kept"
+    loss_mask: LossMask = "kept"
     training_sequences: int | None = None
     sampling: Sampling | None = None
     labels: tuple[str, ...] = ()
     reported: Reported = "counts"
+    texts: Texts = field(default_factory=Texts)
+    training: Training = ""
+    dump: Dump = ""
+    heldout: Literal["", "of training"] = ""
 
     @classmethod
     def healthy(cls, boundaries: tuple[int, ...]) -> Plant:

@@ -11,6 +11,7 @@ from draftscope.faults.changes import Own
 from draftscope.faults.measurements import Measurements
 from draftscope.faults.plant import Plant
 from draftscope.faults.slots import Slot, beside, compared, figures, listed, names, strength
+from draftscope.faults.unpaired import unpaired
 from draftscope.findings import Evidence, Fix
 from draftscope.target.wiring import Wiring
 
@@ -60,9 +61,9 @@ class ResidualMissing(Fault):
 
     def recognise(self, m: Measurements) -> list[Suspicion]:
         side, slots = compared(m)
-        found = [s for s in slots if s.way == "placed" and s.got.kind != s.want.kind and s.got.kind in ("branch", "partial")]
+        found = [s for s in slots if s.way == "placed" and s.got.kind != s.want.kind]
         if side is None or not found:
-            return []
+            return unpaired(self.id, m)
         serve = side.name == "serve"
         where = listed(side, found)
         return [
@@ -87,7 +88,8 @@ class ResidualMissing(Fault):
                         figures=figures(side, found),
                     )
                 ],
-                fix=Fix(
+                fix=Fix(says="Serve the states that the draft was trained on, or, better, train it anew on whole streams.")
+                if all(s.got.kind == "stream" for s in found) else Fix(
                     says="Capture hidden + residual: in engines with a fused residual the layer returns (branch, residual) and "
                     "the stream is their sum." + ("" if serve else " Write the training data again, then retrain.")
                 ),
@@ -135,6 +137,8 @@ def _kind(slot: Slot) -> str:
 
 def _what(slots: list[Slot]) -> str:
     kinds = {_kind(s) for s in slots}
+    if kinds == {"stream"}:
+        return f"whole streams where the draft was trained on the {' or the '.join(sorted({str(s.want.kind) for s in slots}))}"
     if kinds == {"MLP's output"}:
         return "the hidden half of a (hidden, residual) pair: what a layer's MLP added, without the residual stream"
     if kinds == {"branch"}:

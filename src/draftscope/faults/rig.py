@@ -19,6 +19,8 @@ from draftscope.eagle3.generated import Summary, summarise
 from draftscope.eagle3.train import Settings, train
 from draftscope.engines.transformers import Capture, description
 from draftscope.faults.plant import Build, Plant
+from draftscope.faults.training import train_again
+from draftscope.faults.writing import STALE, Texts, Writer, Written, disturbed, elsewhere
 from draftscope.states import plain
 from draftscope.states.types import Sample
 from draftscope.target.model import Target
@@ -47,7 +49,10 @@ class Run:
     draft: Path
     metrics: Path
     summary: Summary
-    source: Path | None = None
+    source_draft: Path | None = None
+    heldout: Path | None = None
+    conversations: Path | None = None
+    logs: tuple[Path, ...] = ()
 
 
 @dataclass
@@ -74,10 +79,18 @@ class Rig:
         """Write everything for a set-up into a folder of its own."""
         train, serve, draft = out / "train", out / "capture", out / "draft"
         self.write_training(plant, train)
+        logs = (train_again(self, plant, out / "run"),) if plant.training else ()
         self.write_checkpoint(plant, draft)
         summary = self.serve(plant, draft, serve)
         metrics = self.report(plant, summary, out)
-        return Run(train, serve, draft, metrics, summary, self.write_source(plant, out / "source"))
+        run = Run(train, serve, draft, metrics, summary, self.write_source(plant, out / "source"), logs=logs)
+        if plant.heldout:
+            run.heldout = out / "heldout"
+            self.write_samples(plant, self.written(plant)[::3], run.heldout)
+        if plant.dump not in ("", "written twice"):
+            run.conversations = out / "conversations.jsonl"
+            self.list_conversations(plant, run.conversations)
+        return run
 
     def report(self, plant: Plant, summary: Summary, folder: Path) -> Path:
         """Acceptance as it is told: the engine's counts, or as planted."""
@@ -96,24 +109,56 @@ class Rig:
         path.write_text(json.dumps(told[plant.reported]))
         return path
 
+    def written(self, plant: Plant) -> list[Written]:
+        """The training texts with their masks, as the data writer has them."""
+        writer = Writer(self.target)
+        prompts = [c.token_ids[: c.prompt_length] for c in self.conversations]
+        answers = [c.token_ids[c.prompt_length :] for c in self.conversations]
+        if plant.dump == "of other conversations":
+            half = len(prompts) // 2
+            prompts, answers = prompts[half:], answers[half:]
+        texts = writer.conversations(prompts, answers, plant.texts, max_new=self.max_new, stop_ids=self.stop_ids,
+                                     turns=plant.loss_mask == "every turn")
+        return writer.masked(texts, plant.loss_mask)
+
     def write_training(self, plant: Plant, folder: Path) -> None:
         """Training states, taken and labelled as the data writer does."""
+        texts = self.written(plant)
+        if plant.dump == "written twice":
+            texts += texts[::3]
+        if plant.dump == "other order":
+            texts = texts[1:]
+        third = len(texts) // 3
+        gone = range(third, 2 * third) if plant.dump == "part missing" else range(0)
+        self.write_samples(plant, texts, folder, gone)
+
+    def write_samples(self, plant: Plant, texts: Sequence[Written], folder: Path, gone: Sequence[int] = ()) -> None:
+        """Samples of these texts, but for those whose number is in `gone`."""
         folder.mkdir(parents=True, exist_ok=True)
+        target = disturbed(self.target, STALE) if plant.texts.author == "stale target" else self.target
         labels = plant.labels or (*(f"boundary {b.index}" for b in plant.train.slots), "last")
         norm = self.target.parts.final_norm
-        for i, conversation in enumerate(self.conversations):
-            ids = torch.tensor([conversation.token_ids])
+        for i, text in enumerate(texts):
+            if i in gone:
+                continue
+            ids = torch.tensor([text.token_ids])
             with torch.inference_mode():
-                forward = self.target.forward(ids, plant.train.taps())
+                forward = target.forward(ids, plant.train.taps())
             count = torch.tensor([ids.shape[1]])
             slots = plant.train.apply(forward.taps, count, requests=(i,), norm=norm)
             last = Wiring((), spoilers=plant.last).apply(forward.last[:, :, None], count, requests=(i,), norm=norm)
             states = torch.cat([slots, last], 2)[0].to(torch.bfloat16)
-            mask = torch.zeros(ids.shape[1], dtype=torch.bool)
-            if plant.loss_mask == "kept":
-                mask[conversation.prompt_length :] = True
+            mask = torch.tensor(text.answer, dtype=torch.bool)
             name = f"hs_{i}.safetensors"
             plain.write_sample(folder / name, Sample(name, ids[0], states, mask, tuple(labels), i))
+
+    def list_conversations(self, plant: Plant, path: Path) -> None:
+        """The conversations that the training data was to be made from, as token ids, one a line."""
+        lines = []
+        texts = self.written(replace(plant, dump="", texts=Texts()))
+        for text in texts[: len(texts) // 2] if plant.dump == "of other conversations" else texts:
+            lines.append(json.dumps({"token_ids": text.token_ids, "loss_mask": [int(on) for on in text.answer]}))
+        path.write_text("\n".join(lines) + "\n")
 
     def write_checkpoint(self, plant: Plant, folder: Path) -> None:
         """The draft's checkpoint as its exporter leaves it."""
@@ -122,6 +167,8 @@ class Rig:
         sequences = plant.training_sequences or (EARLY if plant.state == "early" else None)
         if sequences is not None:
             source = self.train_anew(plant, sequences, folder.parent / "trained")
+        if plant.training in ("no learning", "next state seen"):
+            source = folder.parent / "run" / "run" / "draft"
         tensors = load_file(source / "model.safetensors")
         config = json.loads((source / "config.json").read_text())
         self._build(plant.draft, tensors, config)
@@ -210,10 +257,13 @@ class Rig:
         if plant.sampling is not None:
             says["temperature"] = plant.sampling.temperature
         capture = Capture(folder, says)
+        writer, prompts = Writer(self.target), list(self.prompts)
+        if plant.texts.domain:
+            prompts = elsewhere(prompts, writer.markers(), self.target.parts.vocab)
         results = generate(
             quantised(self.target, plant.precision) if plant.precision else self.target,
             draft,
-            self.prompts,
+            [writer.prompt(prompt, plant.texts.serve) for prompt in prompts],
             wiring=plant.serve,
             k=self.k,
             sampling=plant.sampling,

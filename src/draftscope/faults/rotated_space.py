@@ -9,6 +9,7 @@ from draftscope.faults.changes import TurnBack
 from draftscope.faults.measurements import CLEARLY, TURNED, Measurements, SideFacts
 from draftscope.faults.plant import Plant
 from draftscope.faults.slots import Slot, beside, figures, listed, names, strength
+from draftscope.faults.unpaired import unpaired
 from draftscope.findings import Evidence, Fix
 from draftscope.target.spoiling import Spoiler, Turned
 
@@ -66,7 +67,7 @@ class RotatedSpace(Fault):
             others = {s.slot for name, several in turned.items() if name != side.name for s in several}
             if slots and not {s.slot for s in slots} <= others:
                 found.append(self._suspicion(side, slots))
-        return found + self._embedding(m)
+        return (found or unpaired(self.id, m)) + self._embedding(m)
 
     def _embedding(self, m: Measurements) -> list[Suspicion]:
         facts = m.embedding

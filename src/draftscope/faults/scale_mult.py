@@ -9,6 +9,7 @@ from draftscope.faults.changes import Change, Own, Scale
 from draftscope.faults.measurements import Measurements, SideFacts
 from draftscope.faults.plant import Plant
 from draftscope.faults.slots import SAME_SCALE, Slot, beside, compared, figures, names, strength
+from draftscope.faults.unpaired import unpaired
 from draftscope.findings import Evidence, Fix
 from draftscope.target.spoiling import Scaled, Spoiler
 
@@ -73,7 +74,7 @@ class ScaleMult(Fault):
             parts = [s for s in beside(one, m.reference or ()) if s.way == "part" and _factor(s) > NOTHING]
             if parts and not _shared(m, one, parts):
                 found.append(self._suspicion(one, parts))
-        return found
+        return found or unpaired(self.id, m)
 
     def _suspicion(self, side: SideFacts, found: list[Slot]) -> Suspicion:
         serve = side.name == "serve"

@@ -8,6 +8,7 @@ from draftscope.faults.base import Fault, Suspicion, Undo
 from draftscope.faults.checking import cut_from_target, engine_map, in_engine, in_file, told, untrained
 from draftscope.faults.measurements import CLEARLY, OTHER, SAME, TURNED, Measurements, StageFacts
 from draftscope.faults.plant import Plant
+from draftscope.faults.weight_missing_page import PAGE
 from draftscope.findings import Evidence, Fix, Patch
 
 CHANCE = 0.6
@@ -43,11 +44,22 @@ class WeightMissing(Fault):
         "checkpoint: gain of post_attention_layernorm", "checkpoint: the target's head", "checkpoint: head rows in another order",
         "checkpoint: step 0", "checkpoint: an early one", "checkpoint: mask token outside the table",
     )
+    page = PAGE
 
     def recognise(self, m: Measurements) -> list[Suspicion]:
         found = self._in_checkpoint(m) + self._untrained(m) + self._mask_token(m)
         found = found or self._source(m) or self._wrong_embedding(m) or self._otherwise(m) or self._head(m) or self._gains(m)
         return found or self._explained(m) or self._in_engine(m)
+
+    def why_not(self, m: Measurements) -> str:
+        facts, stages = m.checkpoint, m.stages
+        if facts is None:
+            return "give the draft (--draft): its tensors were not looked at"
+        said = f"every tensor is there, {facts.norms - len(facts.ones)} of {facts.norms} norms are trained"
+        if stages is None or stages.layer_error is None:
+            return f"{said}; record fc_output and draft_states to hold the engine's weights against them"
+        fc = "" if stages.fc_error is None else f"fc by {stages.fc_error:.2g}, "
+        return f"{said}; the engine's stages depart by no more than {fc}the layer by {stages.layer_error:.2g}"
 
     # -- the file ----------------------------------------------------------------------------------------------------------
 

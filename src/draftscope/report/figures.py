@@ -59,7 +59,7 @@ def ladder(diagnosis: Diagnosis) -> Figure:
         parts.append(label(end + 8, middle + 4, f"{rung.length:.2f} {interval(rung.interval)}".rstrip()))
         y += 24
     grid = []
-    for tick in range(1, k + 2):
+    for tick in range(1, k + 2, math.ceil(k / 12)):
         grid += [line(x(tick), 4, x(tick), y + 4, "grid"), label(x(tick), y + 18, str(tick), "tick middle")]
     rows = [
         (name, number(rung.length), interval(rung.interval) or "–", str(rung.k), remark) if rung
@@ -109,7 +109,7 @@ def positions(diagnosis: Diagnosis) -> Figure | None:
     for tick in range(0, 11, 2):
         y = at(0, tick / 10)[1]
         parts += [line(left, y, left + span, y, "grid"), label(left - 6, y + 4, f"{tick / 10:.1f}", "tick end")]
-    parts += [label(at(i, 0)[0], height - 18, str(i + 1), "tick middle") for i in range(k)]
+    parts += [label(at(i, 0)[0], height - 18, str(i + 1), "tick middle") for i in range(0, k, math.ceil(k / 16))]
     parts.append(label(left + span / 2, height - 2, "draft position", "tick middle"))
     for row, (i, name, rung) in enumerate(held):
         points = [at(p, value) for p, value in enumerate(rung.joint)]
@@ -209,7 +209,7 @@ def _heatmap_says(data: Heatmap) -> str:
         return "Nothing was measured"
     said = f"The error is least for {_listed(least)}"
     if otherwise:
-        said += f"; the place found, by more than the plain error over all rows, is another one for {_listed(otherwise)}"
+        said += f"; placed by another reading than this plain error: {_listed(otherwise)}"
     if unplaced:
         said += f"; {_listed(unplaced)}: no place among these was found"
     return said

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from draftscope.findings import Diagnosis, Evidence, Finding, Placed, Rung
 from draftscope.report import words
+from draftscope.report.curves import norms
 from draftscope.text import interval, number, pairs, sentence, visible
 
 STYLES = {"proven": "bold red", "supported": "yellow", "suspected": "dim yellow"}
@@ -62,6 +63,7 @@ def _story(diagnosis: Diagnosis, paper: _Paper) -> Iterator[RenderableType]:
     yield from _applied(diagnosis, paper)
     yield from _placement(diagnosis, paper)
     yield Text("")
+    yield from _norms(diagnosis, paper)
     yield from _list("Asked", [f"{fault}: {said}" for fault, said in diagnosis.explained.items()], paper, limit=12)
     yield from _list("Matched", words.matched(diagnosis.matched), paper, limit=12)
     yield from _power(diagnosis, paper)
@@ -193,6 +195,14 @@ def _cell(placed: Placed | None, paper: _Paper, differs: bool) -> Text:
                    else f' "{visible(placed.label, 32)}"' if placed.label else "", "dim"),
         paper.text(margin),
     )
+
+
+def _norms(diagnosis: Diagnosis, paper: _Paper) -> Iterator[RenderableType]:
+    """What the sizes of the states hint at, where the serving slots could not all be placed."""
+    slots = diagnosis.placement.serve
+    shown = None if slots and all(placed.boundary is not None for placed in slots) else norms(diagnosis)
+    if shown is not None:
+        yield _hanging("Norms", paper.text(visible(sentence(shown.says))), 12)
 
 
 def _power(diagnosis: Diagnosis, paper: _Paper) -> Iterator[RenderableType]:
