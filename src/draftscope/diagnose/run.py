@@ -20,6 +20,7 @@ from draftscope.diagnose.explain import explain
 from draftscope.diagnose.ladder import Ladder
 from draftscope.diagnose.live import Live, hear, separated
 from draftscope.diagnose.placing import place
+from draftscope.diagnose.rows import examine_rows, integrity
 from draftscope.diagnose.sides import SweptSide, judging, side_facts
 from draftscope.diagnose.verdict import Judged, conclude
 from draftscope.eagle3.reading import Reading
@@ -80,6 +81,7 @@ class Examination:
         self.check_integrity()
         self.read_target_parts()
         place(self)
+        examine_rows(self)
         climb(self)
         self.tell_live()
         suspicions = [suspicion for fault in FAULTS for suspicion in fault.recognise(self.m)]
@@ -159,6 +161,9 @@ class Examination:
     def check_integrity(self) -> None:
         case, m = self.case, self.m
         for name, selected in (("train", case.train), ("serve", case.serve)):
+            if selected is None and name in case.counted:
+                self.steps.append(f"{'training states' if name == 'train' else 'capture'}: in no file do rows and tokens fit")
+                continue
             if selected is None:
                 self.next.append(
                     "give training states (--train): what the draft was trained on is then known from data, not from its "
@@ -193,6 +198,7 @@ class Examination:
             m.shapes["draft"] = case.checkpoint.config.slots
         self._check_widths()
         self._check_tokens()
+        integrity(self)
 
     def _check_widths(self) -> None:
         case = self.case

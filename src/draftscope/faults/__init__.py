@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from draftscope.faults.base import Fault
+from draftscope.faults.capture_alias import CaptureAlias
 from draftscope.faults.config_flag import ConfigFlag
 from draftscope.faults.final_norm import FinalNorm
+from draftscope.faults.graph_capture import GraphCapture
 from draftscope.faults.layer_offset import LayerOffset
 from draftscope.faults.layer_set import LayerSet
 from draftscope.faults.lossmask_empty import LossmaskEmpty
 from draftscope.faults.metric import Metric
 from draftscope.faults.nonfinite import NonFinite
+from draftscope.faults.parallel_shard import ParallelShard
 from draftscope.faults.recur_state import RecurState
+from draftscope.faults.req_mix import ReqMix
 from draftscope.faults.residual_missing import ResidualMissing
 from draftscope.faults.rotated_space import RotatedSpace
 from draftscope.faults.scale_mult import ScaleMult
@@ -24,6 +28,10 @@ from draftscope.faults.weight_missing import WeightMissing
 FAULTS: tuple[Fault, ...] = (
     NonFinite(),
     SchemaWidth(),
+    ReqMix(),
+    GraphCapture(),
+    CaptureAlias(),
+    ParallelShard(),
     WeightMissing(),
     VocabMap(),
     ConfigFlag(),

@@ -11,6 +11,7 @@ from draftscope.eagle3.reading import D2T
 from draftscope.faults.changes import Change
 from draftscope.faults.measurements import Measurements, SideFacts, SideName
 from draftscope.faults.plant import Plant
+from draftscope.faults.rowcause import claimed
 from draftscope.findings import Evidence, Fix, Placed, Recovery, Strength, Verdict
 
 
@@ -142,7 +143,10 @@ def compared_slots(m: Measurements) -> tuple[SideFacts | None, list[tuple[Placed
     side = m.train if m.departed == "train" else m.serve
     if side is None or m.reference is None:
         return None, []
-    return side, [(got, want) for got, want in zip(side.slots, m.reference, strict=False) if got.boundary is not None]
+    apart = claimed(m, side)
+    return side, [
+        (got, want) for got, want in zip(side.slots, m.reference, strict=False) if got.boundary is not None and got.slot not in apart
+    ]
 
 
 def of_side(side: SideName) -> str:

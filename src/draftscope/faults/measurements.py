@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from draftscope.engines.counted import Counters
+from draftscope.faults.facts_rows import RowFacts
 from draftscope.faults.facts_slots import SlotFacts
 from draftscope.findings import Placed
 
@@ -186,6 +187,7 @@ class Measurements:
         unigram_nll: -log p of the training answers' tokens under their own frequencies.
         counters: acceptance as the engine tells it; recorded_steps: verify steps of the capture that `measured` is of.
         assigned: unpaired candidates: serving slot -> training entry, with margins.
+        rows: by side, what was measured row by row.
     """
 
     train: SideFacts | None = None
@@ -215,6 +217,7 @@ class Measurements:
     embedding: EmbeddingFacts | None = None
     turned: TurnedFacts | None = None
     recorded_steps: int = 0
+    rows: dict[SideName, RowFacts] = field(default_factory=dict)
 
     @property
     def wanted_by(self) -> str:

@@ -96,10 +96,11 @@ class Rig:
         norm = self.target.parts.final_norm
         for i, conversation in enumerate(self.conversations):
             ids = torch.tensor([conversation.token_ids])
+            wiring = plant.train_ranks[i % len(plant.train_ranks)] if plant.train_ranks else plant.train
             with torch.inference_mode():
-                forward = self.target.forward(ids, plant.train.taps())
+                forward = self.target.forward(ids, wiring.taps())
             count = torch.tensor([ids.shape[1]])
-            slots = plant.train.apply(forward.taps, count, requests=(i,), norm=norm)
+            slots = wiring.apply(forward.taps, count, requests=(i,), norm=norm)
             last = Wiring((), spoilers=plant.last).apply(forward.last[:, :, None], count, requests=(i,), norm=norm)
             states = torch.cat([slots, last], 2)[0].to(torch.bfloat16)
             mask = torch.zeros(ids.shape[1], dtype=torch.bool)
@@ -107,6 +108,7 @@ class Rig:
                 mask[conversation.prompt_length :] = True
             name = f"hs_{i}.safetensors"
             plain.write_sample(folder / name, Sample(name, ids[0], states, mask, tuple(labels), i))
+        plant.rewritten.apply("train", folder, len(plant.train.slots))
 
     def write_checkpoint(self, plant: Plant, folder: Path) -> None:
         """The draft's checkpoint as its exporter leaves it."""
@@ -164,4 +166,5 @@ class Rig:
             observer=capture,
         )
         capture.close()
+        plant.rewritten.apply("serve", folder, len(plant.serve.slots))
         return summarise(results, self.k)
