@@ -21,8 +21,6 @@ CLEARLY = 0.5
 """Of its error at the wanted place, at most, that a row may be away from another."""
 LOOKED_UP = 512
 """Rows of a slot that are looked for among all others."""
-SAME_BITS = 4
-"""Rows of unlike tokens with the very same bits from which they are padding."""
 MOST = 0.9
 RANKS = (2, 4, 8)
 
@@ -164,10 +162,11 @@ class Rowwise:
             self._look_up(slot)
 
     def _repeated(self, slot: Slot) -> None:
+        """Vectors that stand more than once in one sequence: a buffer that nothing wrote in between, or its padding."""
         bits: dict[bytes, list[Row]] = defaultdict(list)
         for row in slot.bad:
             bits[digest(row.x)].append(row)
-        same = [row for rows in bits.values() if len(rows) >= SAME_BITS for row in rows]
+        same = [row for rows in bits.values() if len({row.sequence for row in rows}) < len(rows) for row in rows]
         chosen = {id(row) for row in same}
         slot.bad = [row for row in slot.bad if id(row) not in chosen]
         slot.kinds["padding"] += len(same)
@@ -255,6 +254,7 @@ def blocks_alone(states: Tensor) -> tuple[int, tuple[int | None, ...]] | None:
     some = states.float()[states.isfinite().all(-1) & states.any(-1)]
     if len(some) < 8:
         return None
+    empty = int((~some.any(0)).sum())
     for ranks in RANKS:
         if some.shape[-1] % ranks:
             continue
@@ -263,7 +263,7 @@ def blocks_alone(states: Tensor) -> tuple[int, tuple[int | None, ...]] | None:
         for i, part in enumerate(parts):
             same = next((j for j in range(i) if holds[j] == j and torch.equal(parts[j], part)), i)
             holds.append(None if not bool(part.any()) else same)
-        if holds != list(range(ranks)):
+        if holds != list(range(ranks)) and holds.count(None) * some.shape[-1] == empty * ranks:
             return ranks, tuple(holds)
     return None
 
@@ -305,9 +305,15 @@ def identical(sequences: Several[Sequence]) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def interleaved_errors(sequence: Sequence, swept: Sweep, wanted: Several[int]) -> Tensor:
-    """[T, S] relative errors of the slots where axes [Ht, S] were written and [S, Ht] is read."""
+def interleaved_errors(sequence: Sequence, swept: Sweep, wanted: Several[int], *, with_last: bool) -> Tensor:
+    """[T, S] relative errors of the slots where axes [Ht, S] were written and [S, Ht] is read.
+
+    Args:
+        with_last: the last state was written with the slots.
+    """
     read = sequence.features.float()
-    again = read.reshape(len(read), read.shape[2], read.shape[1]).transpose(1, 2)
+    if with_last and sequence.last is not None:
+        read = torch.cat([read, sequence.last.float()[:, None]], 1)
+    again = read.reshape(len(read), read.shape[2], read.shape[1]).transpose(1, 2)[:, : len(wanted)]
     own = torch.stack([swept.stream[b][: len(read)].float() for b in wanted], 1)
     return relative(again, own)

@@ -11,7 +11,7 @@ from draftscope.compare.rowwise import Rowwise, Slot, blocks_alone, blocks_of, i
 from draftscope.compare.runs import Recorded, repeated
 from draftscope.compare.within import within
 from draftscope.diagnose.case import Selected
-from draftscope.faults.facts_rows import Blocks, RowFacts, SlotRows
+from draftscope.faults.facts_rows import Blocks, RowFacts, SlotRows, Unfit
 from draftscope.faults.measurements import SideFacts
 from draftscope.findings import Placed
 from draftscope.states.types import Trace
@@ -56,10 +56,31 @@ def _alone(facts: RowFacts, selected: Selected, *, served: bool) -> None:
             verify = sum(bool(by_name[name].verify[row]) for name, row in places)
             facts.repeats.append((slot, len(places), zeros, verify, f"{places[-1][0]}, row {places[-1][1]}"))
     facts.identical = identical(selected.sequences)
+    facts.unfit = _unfit(selected)
     for slot in range(items[0].slots.shape[1] if items else 0):
         states = torch.cat([item.slots[:, slot] for item in items])[:KEPT]
         if (held := blocks_alone(states)) is not None:
             facts.blocks.append(Blocks(slot, held[0], held[1], len(states)))
+
+
+def _unfit(selected: Selected) -> dict[int, Unfit]:
+    """By slot (-1: the last state) what its values that are not finite are, and where."""
+    found = {}
+    first = selected.sequences[0]
+    for slot in [*range(first.features.shape[1]), *([-1] if first.last is not None else [])]:
+        states = [s.features[:, slot] if slot >= 0 else s.last for s in selected.sequences]
+        bad = [(~x.isfinite(), x) for x in states if x is not None]
+        if not any(bool(mask.any()) for mask, _ in bad):
+            continue
+        rows = [mask.any(-1).nonzero().squeeze(-1) for mask, _ in bad]
+        channels = torch.stack([mask.any(0) for mask, _ in bad]).any(0)
+        since = min(int(r[0]) for r in rows if len(r))
+        found[slot] = Unfit(
+            nan=sum(int(x.isnan().sum()) for _, x in bad), inf=sum(int(x.isinf().sum()) for _, x in bad),
+            channels=int(channels.sum()), of=len(channels), since=since, last=max(int(r[-1]) for r in rows if len(r)),
+            sequences=sum(len(r) > 0 for r in rows), longer=sum(len(x) > since for _, x in bad),
+        )
+    return found
 
 
 def examine_rows(examination: Examination) -> None:
@@ -86,7 +107,8 @@ def examine_rows(examination: Examination) -> None:
             sequence = items[swept.name]
             gathered.update(sequence, swept)
             if whole:
-                turned.append(interleaved_errors(sequence, swept, [wanted[i] for i in range(len(wanted))])[1:])
+                turned.append(interleaved_errors(sequence, swept, [wanted[i] for i in range(len(wanted))],
+                                                 with_last=facts.name == "train")[1:])
         gathered.finish()
         if turned:
             rows.interleaved = float(torch.cat(turned).nan_to_num(torch.inf).median())

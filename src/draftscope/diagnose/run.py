@@ -26,6 +26,7 @@ from draftscope.diagnose.verdict import Judged, conclude
 from draftscope.eagle3.reading import Reading
 from draftscope.errors import DraftscopeError, UsageError
 from draftscope.faults import FAULTS
+from draftscope.faults.facts_rows import RowFacts
 from draftscope.faults.measurements import LiveFacts, Measurements
 from draftscope.findings import Diagnosis, Placement, Rung
 from draftscope.inspecting.verify import read_mark
@@ -211,6 +212,16 @@ class Examination:
             widths["target"] = case.parts.width
         if case.checkpoint is not None:
             widths["draft"] = case.checkpoint.config.target_hidden_size
+        meant = widths.get("draft") or widths.get("target")
+        for name, what in (("train", "training states"), ("serve", "capture")):
+            own = widths.get(what)
+            if meant is not None and own is not None and own != meant:
+                # A file of another width than both draft and target is a finding; nothing else can be measured on it.
+                self.m.rows.setdefault(name, RowFacts()).width = (own, meant)  # type: ignore[arg-type]
+                setattr(case, name, None)
+                setattr(self.m, name, None)
+                self.m.shapes.pop(name, None)
+                del widths[what]
         if len(set(widths.values())) > 1:
             raise DraftscopeError(
                 "inputs of different width: " + ", ".join(f"{k} {v}" for k, v in widths.items()),

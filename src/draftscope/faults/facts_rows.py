@@ -98,9 +98,28 @@ class Counted:
         if not self.files or any(rows <= tokens for _, rows, tokens in self.files):
             return None
         for bucket in (256, 128, 64, 32, 16, 8):
-            if all(rows % bucket == 0 and rows - tokens < bucket for _, rows, tokens in self.files):
+            if all(rows % bucket == 0 and rows - tokens <= bucket for _, rows, tokens in self.files):
                 return bucket
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class Unfit:
+    """Values of a slot that are not finite.
+
+    Attributes:
+        nan, inf: values; channels: of `of` that hold one somewhere.
+        since, last: least and largest row number in a sequence; sequences: with such rows, of `longer` that reach row `since`.
+    """
+
+    nan: int
+    inf: int
+    channels: int
+    of: int
+    since: int
+    last: int
+    sequences: int
+    longer: int
 
 
 @dataclass(slots=True)
@@ -118,6 +137,8 @@ class RowFacts:
         prefix_rows, prefix_differ: rows of two requests with the same tokens so far, and those whose states differ.
         chained, broken: rows whose `verified_ids` could be held against the next token, and those that differ.
         counted: files whose rows do not fit their tokens.
+        width: channels of a slot there, and as many as the draft or target has, where the two differ.
+        unfit: by slot (-1: the last state) the values that are not finite, in the sequences taken.
     """
 
     slots: list[SlotRows] = field(default_factory=list)
@@ -135,3 +156,5 @@ class RowFacts:
     broken: int = 0
     broken_example: str = ""
     counted: Counted | None = None
+    width: tuple[int, int] | None = None
+    unfit: dict[int, Unfit] = field(default_factory=dict)

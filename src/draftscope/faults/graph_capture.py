@@ -19,7 +19,8 @@ _SPOILERS: dict[str, Spoiler] = {
     "zeros everywhere": Filled(),
     "zeros in one slot": On(Filled(), phase="verify", slots=(2,)),
     "rows of the pass before": On(OfLastPass(), phase="verify"),
-    "rows of the last graph above a batch size": On(OfLastPass(above=3), phase="verify"),
+    "rows of the warm-up above a batch size": On(OfLastPass((1, 3)), phase="verify"),
+    "rows of the last full batch below a batch size": On(OfLastPass((8, 64)), phase="verify"),
     "padding behind a bucket": On(Padding(), phase="prefill", since=32),
 }
 _TRAIN: dict[str, Spoiler] = {

@@ -80,8 +80,10 @@ class ParallelShard(Fault):
         serve = side.name == "serve"
         ranks = next((r.shard for r in rows if r.shard), None)
         turned = any(r.offsets for r in rows)
-        says = (f"an {_nth(ranks)} of every prompt's rows, and the others " + ("in another order" if turned else "zeros")
-                if ranks else f"other layers in {max(r.whole for r in rows)} whole sequences, and the right ones in the rest")
+        says = f"other layers in {max(r.whole for r in rows)} whole sequences, and the right ones in the rest"
+        if ranks:
+            says = (f"every prompt's rows in another order of its {ranks} equal parts" if turned else
+                    f"the first {_nth(ranks)} of every prompt's rows, and zeros for the others")
         return Suspicion(
             fault=self.id, side=side.name, where=[side.where(r.slot) for r in rows],
             says=f"{of_side(side.name)} hold {says}",

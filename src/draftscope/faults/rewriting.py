@@ -20,7 +20,8 @@ class Rewritten:
 
     Attributes:
         train, serve: `fewer rows` (every third is lost), `half of the rows`, `padded rows` (to a bucket), `axes swapped`
-            ([L, T, H]), `one slot`, `a slot too few`, `another width`, `two widths`.
+            ([L, T, H]), `interleaved` ([T, H, L] under the shape [T, L, H]), `one slot`, `a slot too few`, `another width`,
+            `two widths`, `twice the width`.
         slots: of a served row.
     """
 
@@ -64,9 +65,10 @@ _REWRITERS = {
     "half of the rows": lambda states, number: states[: -(-len(states) // 2)],
     "padded rows": _padded,
     "axes swapped": lambda states, number: states.transpose(0, 1),
-    "one slot": lambda states, number: states[:, -1:],
+    "interleaved": lambda states, number: states.transpose(1, 2).reshape(states.shape),
+    "one slot": lambda states, number: states[:, -2:] if states.shape[1] > 3 else states[:, -1:],
     "a slot too few": lambda states, number: states[:, 1:],
     "another width": _narrow,
-    "two widths": lambda states, number: states if number % 2 else _narrow(states, number),
+    "two widths": lambda states, number: _narrow(states, number) if number % 2 else states,
     "twice the width": lambda states, number: torch.cat([states, states], -1),
 }

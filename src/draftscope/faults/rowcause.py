@@ -79,7 +79,9 @@ def one_buffer(facts: RowFacts, wanted: list[int | None]) -> bool:
 
 def claimed(m: Measurements, side: SideFacts) -> frozenset[int]:
     """Slots that are not to be read as a whole: their rows, channels or buffers say more."""
-    facts = m.rows.get(side.name)
+    facts, takes = m.rows.get(side.name), m.shapes.get("draft")
+    if takes is not None and m.shapes.get(side.name, takes) != takes:
+        return frozenset(range(len(side.slots)))
     if facts is None:
         return frozenset()
     found = {rows.slot for rows in facts.slots if cause_of(rows) is not None} | {held.slot for held in facts.blocks}

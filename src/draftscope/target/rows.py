@@ -136,19 +136,26 @@ class Overflowing:
 class OfLastPass:
     """A static buffer read before this pass has written it: the rows of the pass before, whichever requests it held.
 
-    Passes over more than `above` requests do not run from the graph, hence never write its buffer, and are given what is there.
+    Attributes:
+        graphs: least and largest number of requests for which there is a graph, where only its passes write the buffer and are
+            given their own rows; before the first it holds what the warm-up left there, one row in every place.
     """
 
-    above: int | None = None
+    graphs: tuple[int, int] | None = None
     held: Held = field(default_factory=Held, compare=False)
     across = True
 
     def apply(self, states: Tensor, of: Pass) -> Tensor:
-        if self.above is not None and len(states) <= self.above:
+        if self.graphs is not None and self.graphs[0] <= len(states) <= self.graphs[1]:
             self.held.swap(states)
             return states
-        buffer = self.held.swap(states) if self.above is None else next(iter(self.held.passes), None)
         given = torch.zeros_like(states)
+        if self.graphs is not None:
+            if not self.held.passes:
+                self.held.swap(states[:1, :1].expand_as(states))
+            buffer: Tensor | None = self.held.passes[0]
+        else:
+            buffer = self.held.swap(states)
         if buffer is not None:
             some = tuple(slice(min(a, b)) for a, b in zip(buffer.shape[:2], states.shape[:2], strict=True))
             given[some] = buffer[some]
