@@ -158,14 +158,14 @@ def open_case(inputs: Inputs, report: Callable[[str], None] = lambda _: None) ->
         width = case.checkpoint.config.target_hidden_size
     if inputs.train is not None:
         report("reading the training states")
-        case.train = _fitting(case, "train", inputs.train, lambda: _select(inputs.train, "samples", inputs, slots))
+        case.train = _fitting(case, inputs.train, "samples", slots)
     if inputs.train_heldout is not None:
         case.heldout = _select(inputs.train_heldout, "samples", inputs, slots)
     if inputs.serve is not None:
         report("reading the capture")
         if slots is None and case.train is not None and case.train.sequences:
             slots = int(case.train.sequences[0].features.shape[1])
-        case.serve = _fitting(case, "serve", inputs.serve, lambda: _select(inputs.serve, "traces", inputs, slots, width))
+        case.serve = _fitting(case, inputs.serve, "traces", slots, width)
     if inputs.sweep is not None:
         _take_sweep(case, inputs.sweep)
     claimed = None if case.serve is None else claimed_depth(case.serve.meta)
@@ -178,12 +178,11 @@ def open_case(inputs: Inputs, report: Callable[[str], None] = lambda _: None) ->
     return case
 
 
-def _fitting(case: Case, side: str, path: Place, select: Callable[[], Selected]) -> Selected | None:
+def _fitting(case: Case, path: Place, kind: Kind, slots: int | None, width: int | None = None) -> Selected | None:
     """A side's selection; None where no file's rows fit its tokens, which is a finding and no reason to stop."""
-    kind: Kind = "samples" if side == "train" else "traces"
-    selected = None
+    side = "train" if kind == "samples" else "serve"
     try:
-        selected = select()
+        selected = _select(path, kind, case.inputs, slots, width)
     except DraftscopeError:
         counted = count_rows(path, kind)
         if counted is None or len(counted.files) < counted.of:

@@ -157,4 +157,5 @@ def _blocks(rows: RowFacts, slot: int, held: Slot, gathered: Rowwise) -> None:
 
 
 def _words(facts: SideFacts, rows: SlotRows) -> str:
-    return f"{facts.where(rows.slot)} " + ", ".join(f"{rows.share(kind):.0%} {kind}" for kind, count in rows.kinds.items() if count)
+    shares = (f"{rows.share(kind):.0%} {kind}" for kind, count in rows.kinds.items() if count)
+    return f"{facts.where(rows.slot)} {', '.join(shares)}"

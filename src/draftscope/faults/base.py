@@ -5,13 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from draftscope.eagle3.reading import D2T
 from draftscope.faults.changes import Change
 from draftscope.faults.measurements import Measurements, SideFacts, SideName
 from draftscope.faults.plant import Plant
-from draftscope.faults.rowcause import claimed
 from draftscope.findings import Evidence, Fix, Placed, Recovery, Strength, Verdict
 
 
@@ -27,6 +26,9 @@ class Undo:
         d2t, feedback: how the draft is read instead; None = unchanged.
         switches: of the draft's configuration, set so.
         target_embedding: the target's embedding in place of the checkpoint's own.
+        loading: the checkpoint's tensors as they are, in place of what the engine's loader made of them.
+        altered: of the checkpoint's tensors, as `eagle3.altered` names it.
+        ids: target id of every draft id; () = unchanged.
     """
 
     reference: frozenset[int] = frozenset()
@@ -35,8 +37,11 @@ class Undo:
     settings: bool = False
     d2t: D2T | Literal["rebuilt"] | None = None
     feedback: Literal["pre", "post"] | None = None
-    switches: Mapping[str, bool] = field(default_factory=dict)
+    switches: Mapping[str, Any] = field(default_factory=dict)
     target_embedding: bool = False
+    loading: bool = False
+    altered: tuple[str, ...] = ()
+    ids: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -143,10 +148,7 @@ def compared_slots(m: Measurements) -> tuple[SideFacts | None, list[tuple[Placed
     side = m.train if m.departed == "train" else m.serve
     if side is None or m.reference is None:
         return None, []
-    apart = claimed(m, side)
-    return side, [
-        (got, want) for got, want in zip(side.slots, m.reference, strict=False) if got.boundary is not None and got.slot not in apart
-    ]
+    return side, [(got, want) for got, want in zip(side.slots, m.reference, strict=False) if got.boundary is not None]
 
 
 def of_side(side: SideName) -> str:

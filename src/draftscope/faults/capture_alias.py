@@ -30,11 +30,11 @@ class CaptureAlias(Fault):
     variants = ("all slots one buffer", "a later state in some rows", "the last state in some verify rows",
                 "train all slots one buffer", "train a later state in some rows")
     page = Page(
-        symptom="two captures of the same prompts differ, or all slots hold one state; acceptance is low and changes from run to run",
+        symptom="two captures of the same prompts differ, or all slots hold one state; acceptance changes from run to run",
         traces={
             "all slots one buffer": Trace(
                 says="the engine hands out the residual buffer itself for every slot, and goes on adding to it",
-                input="--serve, --target", shows="all slots hold one state, bit for bit, that of a later boundary", rung="served"),
+                input="--serve, --target", shows="all slots hold one state, bit for bit: a later boundary's", rung="served"),
             **{name: Trace(
                 says="a slot's buffer is changed in place while it is being read", input="--serve, --target",
                 shows="rows of the right boundary and rows of a later one alternate within a request", rung="served",
@@ -52,15 +52,16 @@ class CaptureAlias(Fault):
             "residual-missing": "a state short of its residual holds less than it should, never a later point",
         },
         unseen={
-            "one slot that holds a later state in every row": "that is what wrong layer ids give, too: two captures of the same "
-                                                              "prompts that differ prove the buffer (`draftscope capture verify`)",
+            "one slot that holds a later state in every row":
+                "that is what wrong layer ids give, too: two captures of the same prompts that differ prove the buffer "
+                "(`draftscope capture verify`)",
         },
         reports=("SpecForge report 'e2e dataflow vs main', finding 2",),
     )
 
     def recognise(self, m: Measurements) -> list[Suspicion]:
         found = []
-        for side, _, rows in of_cause(m, self.id):
+        for side, _, rows in of_cause(m, "capture-alias"):
             serve = side.name == "serve"
             count = max(r.kinds.get(OTHER_PLACE, 0) for r in rows)
             found.append(Suspicion(
@@ -128,4 +129,4 @@ class CaptureAlias(Fault):
         return replace(plant, serve=replace(plant.serve, spoilers=()))
 
 
-_FIX = "Copy each state where it arises (clone, not a view), before the next layer adds to its buffer or another thread reuses it."
+_FIX = "Copy each state where it arises (clone, not a view), before the next layer adds to its buffer or a thread reuses it."

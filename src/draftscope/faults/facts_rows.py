@@ -19,8 +19,8 @@ class SlotRows:
     Attributes:
         wanted: the boundary that the slot should hold.
         kinds: rows by kind: `right`, `zeros`, `padding` (one vector under unlike tokens), `another place` (of the same token),
-            `same sequence` and `another sequence` (the wanted place of another row), `unknown`. `verify`: of them, those of verify
-            steps.
+            `same sequence` and `another sequence` (the wanted place of another row), `unknown`. `verify`: of them, those of
+            verify steps.
         places: rows of another place, by its name; `later`: those that lie behind the wanted one.
         offsets: rows of the same sequence, by row found less own row.
         steps: rows of verify steps whose step before had an accepted row in that place; last_step: those that hold its state.
@@ -89,7 +89,8 @@ class Counted:
     def fraction(self) -> int | None:
         """n, where every file holds an n-th of its tokens' rows."""
         for n in (2, 4, 8, 16):
-            if not self.turned and len(self.files) == self.of and all(rows in (tokens // n, -(-tokens // n)) for _, rows, tokens in self.files):
+            alike = all(rows in (tokens // n, -(-tokens // n)) for _, rows, tokens in self.files)
+            if alike and not self.turned and len(self.files) == self.of:
                 return n
         return None
 

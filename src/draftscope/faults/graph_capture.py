@@ -41,8 +41,8 @@ class GraphCapture(Fault):
         traces={
             **{name: Trace(
                 says=f"the engine's graph hands the draft {name}", input="--serve, --target",
-                shows="rows are zeros, one vector under unlike tokens, or what the step before held there; the phase or the bucket "
-                      "says which graph",
+                shows="rows are zeros, one vector under unlike tokens, or what the step before held there; phase or bucket say "
+                      "which graph",
                 rung="served",
             ) for name in _SPOILERS},
             **{name: Trace(
@@ -67,7 +67,7 @@ class GraphCapture(Fault):
     )
 
     def recognise(self, m: Measurements) -> list[Suspicion]:
-        found = [self._rows(side, facts, rows) for side, facts, rows in of_cause(m, self.id)]
+        found = [self._rows(side, facts, rows) for side, facts, rows in of_cause(m, "graph-capture")]
         for side in m.sides():
             facts = m.rows.get(side.name)
             if facts is not None and not any(s.side == side.name for s in found):
@@ -100,8 +100,8 @@ class GraphCapture(Fault):
                 decides="graph-capture if wrong rows are zeros, padding or the step before's; rows of other requests are req-mix",
                 figures=figures(side, rows) | {"stale": stale},
             )],
-            fix=Fix(says="Switch the auxiliary states on before the graphs are captured, and copy the rows of this batch, no more, "
-                         "out of the buffer where the pass that made them ends; run eagerly to confirm."
+            fix=Fix(says="Switch the auxiliary states on before the graphs are captured, and copy the rows of this batch, no "
+                         "more, out of the buffer where the pass that made them ends; run eagerly to confirm."
                          + ("" if serve else " Write the training data again, then retrain.")),
             recovery="replayed" if serve else "needs-retraining",
             undo=Undo(reference=frozenset(r.slot for r in rows)) if serve else None,
@@ -128,7 +128,8 @@ class GraphCapture(Fault):
                 result="; ".join(f"{side.where(slot)}: {count} rows, {zero} of zeros, such as {example}"
                                  for slot, count, zero, _, example in facts.repeats),
                 decides="graph-capture, or rows of another request: the target's weights (--target) tell which",
-                figures={side.where(slot): {"rows": count, "zeros": zero, "verify": v} for slot, count, zero, v, _ in facts.repeats},
+                figures={side.where(slot): {"rows": count, "zeros": zero, "verify": in_verify}
+                         for slot, count, zero, in_verify, _ in facts.repeats},
             )],
             fix=Fix(says="Copy the live rows of each pass, where they are made; run eagerly to confirm."),
             recovery="bounded" if serve else "needs-retraining", caveats=[_EAGER],
@@ -136,15 +137,14 @@ class GraphCapture(Fault):
 
     def _padded(self, m: Measurements) -> list[Suspicion]:
         found = []
-        for name in ("train", "serve"):
-            facts = m.rows.get(name)  # type: ignore[call-overload]
-            bucket = None if facts is None or facts.counted is None else facts.counted.padded()
-            if bucket is None:
+        for name, facts in m.rows.items():
+            bucket = None if facts.counted is None else facts.counted.padded()
+            if bucket is None or facts.counted is None:
                 continue
             file, rows, tokens = facts.counted.files[0]
             train = name == "train"
             found.append(Suspicion(
-                fault=self.id, side="train" if train else "serve",
+                fault=self.id, side=name,
                 where=["train:tensor hidden_states" if train else "tensor fc_input"],
                 says=f"every file holds more rows of states than tokens, a multiple of {bucket}: padding was written with them",
                 strength="proven",

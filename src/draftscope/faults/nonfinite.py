@@ -18,7 +18,7 @@ _SPOILERS: dict[str, Spoiler] = {
     "one slot": On(Filled(float("nan")), slots=(1,), every=7),
     "long rows only": On(Filled(float("nan")), since=64),
     "verify rows": On(Filled(float("nan")), phase="verify", every=3),
-    "overflow": Overflowing(6.0),
+    "overflow": Overflowing(2.0),
 }
 _WEIGHTS = {"checkpoint": "fc.weight", "checkpoint: head": "lm_head.weight", "checkpoint: norm": "norm.weight"}
 
@@ -45,7 +45,7 @@ class NonFinite(Fault):
                 rung="trained",
             ) for name in ("rows", "some channels", "overflow", "last state")},
             **{name: Trace(
-                says=f"{tensor} holds such values", input="--draft", shows="NaN or Inf in a tensor of the checkpoint", rung="served",
+                says=f"{tensor} holds such values", input="--draft", shows="NaN or Inf in a tensor of the file", rung="served",
             ) for name, tensor in _WEIGHTS.items()},
         },
         lookalikes={"graph-capture": "memory never written may hold anything; zeros and old rows are finite"},

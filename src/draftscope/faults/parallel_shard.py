@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from draftscope.boundaries import Boundary
 from draftscope.faults.base import Fault, Page, Suspicion, Trace, Undo, of_side
-from draftscope.faults.facts_rows import Blocks, SlotRows
-from draftscope.faults.measurements import Measurements, SideFacts
+from draftscope.faults.facts_rows import Blocks, RowFacts, SlotRows
+from draftscope.faults.measurements import Measurements, SideFacts, SideName
 from draftscope.faults.plant import Plant
 from draftscope.faults.req_mix import fresh
 from draftscope.faults.rowcause import figures, of_cause, told
@@ -43,9 +43,10 @@ class ParallelShard(Fault):
                 shows="equal blocks of channels are zeros, copies, or in another order; or rows behind the first n-th of every "
                       "prompt are zeros or in another order", rung="served",
             ) for name in _SPOILERS},
-            **{f"train {name}": Trace(says="the data writer stores them", input="--train" + (", --target" if "order" in name else ""),
-                                      shows="the same in the training files", rung="trained")
-               for name in ("first half of the channels", "shards in another order", "first half of the rows")},
+            **{f"train {name}": Trace(
+                says="the data writer stores them", input="--train" + (", --target" if "order" in name else ""),
+                shows="the same in the training files", rung="trained",
+            ) for name in ("first half of the channels", "shards in another order", "first half of the rows")},
             "train half of the rows written": Trace(
                 says="one rank writes its share of every sequence", input="--train",
                 shows="every file holds an n-th as many rows as tokens", rung="none"),
@@ -69,12 +70,12 @@ class ParallelShard(Fault):
     )
 
     def recognise(self, m: Measurements) -> list[Suspicion]:
-        found = [self._rows(side, rows) for side, _, rows in of_cause(m, self.id)]
+        found = [self._rows(side, rows) for side, _, rows in of_cause(m, "parallel-shard")]
         for side in m.sides():
             facts = m.rows.get(side.name)
             if facts is not None and facts.blocks:
                 found.append(self._channels(side, facts.blocks))
-        return found + [s for name in ("train", "serve") if (s := _fraction(m, name))]
+        return found + [s for name, facts in m.rows.items() if (s := _fraction(name, facts))]
 
     def _rows(self, side: SideFacts, rows: list[SlotRows]) -> Suspicion:
         serve = side.name == "serve"
@@ -96,8 +97,8 @@ class ParallelShard(Fault):
                 result=told(side, rows), decides="parallel-shard if the n-ths of every prompt, or whole sequences, are wrong",
                 figures=figures(side, rows) | {"ranks": ranks},
             )],
-            fix=Fix(says="Gather rows over the sequence-parallel ranks, in their order, before they are handed over, and give every "
-                         "rank the same layers." + ("" if serve else " Write the training data again, then retrain.")),
+            fix=Fix(says="Gather rows over the sequence-parallel ranks, in their order, before they are handed over, and give "
+                         "every rank the same layers." + ("" if serve else " Write the training data again, then retrain.")),
             recovery="replayed" if serve else "needs-retraining",
             undo=Undo(reference=frozenset(r.slot for r in rows)) if serve else None,
         )
@@ -151,22 +152,23 @@ def _held(held: Blocks) -> str:
     return "[" + ", ".join("zeros" if block is None else str(block) for block in held.holds) + "]"
 
 
-def _fraction(m: Measurements, name: str) -> Suspicion | None:
+def _fraction(name: SideName, facts: RowFacts) -> Suspicion | None:
     """Files with an n-th of their tokens' rows, all of them."""
-    facts = m.rows.get(name)  # type: ignore[call-overload]
-    ranks = None if facts is None or facts.counted is None else facts.counted.fraction()
-    if ranks is None:
+    counted = facts.counted
+    ranks = None if counted is None else counted.fraction()
+    if ranks is None or counted is None:
         return None
-    file, rows, tokens = facts.counted.files[0]
+    file, rows, tokens = counted.files[0]
     train = name == "train"
     return Suspicion(
-        fault="parallel-shard", side="train" if train else "serve",
+        fault="parallel-shard", side=name,
         where=["train:tensor hidden_states" if train else "tensor fc_input"],
         says=f"every file holds rows of states for one {_nth(ranks)} of its tokens", strength="proven",
         evidence=[Evidence(
             hypothesis="one sequence-parallel rank's rows were taken for all of them",
-            prediction="rows times ranks are the tokens, in every file", measurement="rows and tokens of every file, from its header",
-            result=f"{file}: {rows} rows, {tokens} tokens; the same fraction in all {facts.counted.of} files",
+            prediction="rows times ranks are the tokens, in every file",
+            measurement="rows and tokens of every file, from its header",
+            result=f"{file}: {rows} rows, {tokens} tokens; the same fraction in all {counted.of} files",
             decides="parallel-shard if all files share the fraction; rows missing otherwise are req-mix",
             figures={"ranks": ranks, "rows": rows, "tokens": tokens},
         )],

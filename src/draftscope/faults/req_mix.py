@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from draftscope.faults.base import Fault, Page, Suspicion, Trace, Undo, of_side
 from draftscope.faults.facts_rows import OTHER_SEQUENCE, SAME_SEQUENCE, RowFacts, SlotRows
-from draftscope.faults.measurements import Measurements, SideFacts
+from draftscope.faults.measurements import Measurements, SideFacts, SideName
 from draftscope.faults.plant import Plant
 from draftscope.faults.rowcause import displaced, figures, of_cause, phases, told
 from draftscope.findings import Evidence, Fix
@@ -68,8 +68,8 @@ class ReqMix(Fault):
     )
 
     def recognise(self, m: Measurements) -> list[Suspicion]:
-        found = [self._rows(m, side, facts, rows) for side, facts, rows in of_cause(m, self.id)]
-        found += [s for side in ("train", "serve") if (s := _counted(m, side))]
+        found = [self._rows(m, side, facts, rows) for side, facts, rows in of_cause(m, "req-mix")]
+        found += [s for name, counts in m.rows.items() if (s := _counted(name, counts))]
         for side in m.sides():
             facts = m.rows.get(side.name)
             if facts is not None and not any(s.side == side.name for s in found):
@@ -113,7 +113,8 @@ class ReqMix(Fault):
 
     def make(self, plant: Plant, variant: str) -> Plant:
         if variant in ("train fewer rows than tokens", "fewer rows than tokens"):
-            return replace(plant, rewritten=replace(plant.rewritten, **{"train" if "train" in variant else "serve": "fewer rows"}))
+            side = "train" if "train" in variant else "serve"
+            return replace(plant, rewritten=replace(plant.rewritten, **{side: "fewer rows"}))
         if variant.startswith("train"):
             made: Spoiler = OfNeighbour() if "tail" not in variant else Behind(9)
             if variant not in self.variants:
@@ -131,16 +132,15 @@ _FIX = ("Take the bounds of each request's rows before anything reorders, caches
         "between calls; serve one request at a time to confirm.")
 
 
-def _counted(m: Measurements, name: str) -> Suspicion | None:
+def _counted(name: SideName, facts: RowFacts) -> Suspicion | None:
     """Files with fewer rows of states than tokens, by no common factor."""
-    facts = m.rows.get(name)  # type: ignore[call-overload]
-    counted = None if facts is None else facts.counted
+    counted = facts.counted
     if counted is None or counted.fraction() is not None or not counted.fewer():
         return None
     file, rows, tokens = counted.fewer()[0]
     where = "train:tensor hidden_states" if name == "train" else "tensor fc_input"
     return Suspicion(
-        fault="req-mix", side="train" if name == "train" else "serve", where=[where],
+        fault="req-mix", side=name, where=[where],
         says=f"{len(counted.fewer())} of {counted.of} files hold fewer rows of states than tokens, such as {rows} for {tokens}",
         strength="proven",
         evidence=[Evidence(

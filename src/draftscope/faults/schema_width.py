@@ -20,12 +20,13 @@ _SERVE = {"one slot for three": "one slot", "a slot too few": "a slot too few", 
 _SAYS = {
     "train: a slot too few": ("the trainer is given one slot less than the draft's fc takes", "slots in the files against fc"),
     "train: one slot for three": ("one state is stored for three", "slots in the files against fc"),
-    "train: axes swapped": ("states are stored as [entries, tokens, width]", "the second axis is as long as the tokens, the first "
-                                                                             "is not"),
+    "train: axes swapped": ("states are stored as [entries, tokens, width]",
+                            "the second axis is as long as the tokens, the first is not"),
     "train: channels before slots": ("states are stored as [tokens, width, entries] and read as [tokens, entries, width]",
                                      "nothing places until the axes are put right; then every slot does"),
     "train: another width": ("rows are cut or of another model", "width of the files against fc and target"),
-    "train: twice the width": ("a state is stored twice, or heads times head size in place of the width", "the same, by a factor"),
+    "train: twice the width": ("a state is stored twice, or heads times head size in place of the width",
+                               "the same, by a factor"),
     "train: two widths": ("files of two producers lie together", "widths of the files against each other"),
     "one slot for three": ("three slots are sent through a buffer for one", "slots in the capture against fc"),
     "a slot too few": ("one layer id cannot be reached, and its state is left out", "slots in the capture against fc"),
@@ -83,8 +84,8 @@ class SchemaWidth(Fault):
             if others:
                 counts = ", ".join(f"{count} of {shape}" for shape, count in sorted(others.items()))
                 found.append(_suspicion(
-                    side.name, f"the {_of(side.name)} are of several shapes: besides those of the first, {counts} (slots x width)",
-                    f"left out: {counts}"))
+                    side.name, f"the {_of(side.name)} are of several shapes: besides those of the first, {counts} (slots x "
+                    "width)", f"left out: {counts}"))
         return found
 
     def _widths(self, m: Measurements) -> list[Suspicion]:
