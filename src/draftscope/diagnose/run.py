@@ -15,6 +15,7 @@ from draftscope.consumers import CONSUMERS, ask, effective
 from draftscope.diagnose.absorb import absorb, check_folder
 from draftscope.diagnose.case import Case, Inputs, Selected, open_case
 from draftscope.diagnose.climb import climb
+from draftscope.diagnose.contradictions import Contradiction, contradict, hedge, stands
 from draftscope.diagnose.effects import costs
 from draftscope.diagnose.explain import explain
 from draftscope.diagnose.ladder import Ladder
@@ -75,6 +76,7 @@ class Examination:
     counted: Rung | None = None
     matched: dict[str, Any] = field(default_factory=dict)
     judged: list[Judged] = field(default_factory=list)
+    contradictions: list[Contradiction] = field(default_factory=list)
 
     def conclude(self) -> Diagnosis:
         """Run every step that the inputs allow and draw the conclusion."""
@@ -85,7 +87,9 @@ class Examination:
         examine_rows(self)
         climb(self)
         self.tell_live()
-        suspicions = [suspicion for fault in FAULTS for suspicion in fault.recognise(self.m)]
+        self.contradictions = contradict(self)
+        suspicions = [s for fault in FAULTS for s in fault.recognise(self.m) if stands(s, self.contradictions)]
+        hedge(self, suspicions)
         found = None
         if self.ladder is not None and "served" in self.rungs:
             found = costs(self.ladder, suspicions, self.as_read, self.counted)

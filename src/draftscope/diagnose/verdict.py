@@ -66,12 +66,13 @@ def conclude(examination: Examination, judged: list[Judged], found: Costs | None
         )
         for j in ranked
     ]
+    contradicted = [one.says for one in examination.contradictions]
     gaps = _open_questions(examination, findings)
     verdict: Verdict
     if ranked:
         verdict = verdict_of(fault(ranked[0].suspicion.fault), ranked[0].suspicion)
     else:
-        verdict = "undecided" if gaps else "clean"
+        verdict = "undecided" if gaps or contradicted else "clean"
     return Diagnosis(
         schema="draftscope.diagnosis/1",
         verdict=verdict,
@@ -80,7 +81,7 @@ def conclude(examination: Examination, judged: list[Judged], found: Costs | None
         acceptance=Ladder(**rungs),
         matched={**examination.matched, "reference": m.reference_from},
         power=_power(examination),
-        next=list(dict.fromkeys([*gaps, *(examination.next if verdict != "clean" else [])])),
+        next=list(dict.fromkeys([*contradicted, *gaps, *(examination.next if verdict != "clean" else [])])),
         steps=examination.steps + examination.case.notes,
         provenance=examination.provenance(),
     )
