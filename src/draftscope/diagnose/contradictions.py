@@ -114,10 +114,10 @@ def _targets(examination: Examination) -> list[Contradiction]:
         if head is not None:
             says += f"; its head makes the served text of {head:.0%} of the last states recorded"
         if (renumbered := _renumbered(examination, case.serve)) is not None:
-            says += (f". The ids recorded and the head's go together one by one in {renumbered:.0%} of the rows, so that it is the "
-                     "tokenizer that differs: give the token ids as this target numbers them")
+            says += (f". The ids recorded and the head's go together one by one in {renumbered:.0%} of the rows, so that it is "
+                     "the tokenizer that differs: give the token ids as this target numbers them")
         elif _reproduced(examination):
-            says += ". Replay of the draft gives the engine's own counts, so that capture and draft go together: give their target"
+            says += ". Replay gives the engine's own counts, so that capture and draft go together: give their target"
         elif _alike(examination):
             says += ". Served and training states are alike where their texts are, so that these go together: give their target"
         else:
@@ -127,8 +127,8 @@ def _targets(examination: Examination) -> list[Contradiction]:
         what = "" if not serve else ", like the capture"
         found.append(Contradiction(
             "train and target",
-            f"the training states are not of the target given{what}: no entry of them, the last state included, is a state of this "
-            "target over their tokens under any reading, nor does its head make their text of the last: give the training states "
+            f"the training states are not of the target given{what}: no entry of them, the last state included, is a state of "
+            "this target over their tokens under any reading, nor does its head make their text of the last: give the training states "
             "of this target, or the target that they are of",
         ))
     return found
