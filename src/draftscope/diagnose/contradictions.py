@@ -128,8 +128,8 @@ def _targets(examination: Examination) -> list[Contradiction]:
         found.append(Contradiction(
             "train and target",
             f"the training states are not of the target given{what}: no entry of them, the last state included, is a state of "
-            "this target over their tokens under any reading, nor does its head make their text of the last: give the training states "
-            "of this target, or the target that they are of",
+            "this target over their tokens under any reading, nor does its head make their text of the last: give the training "
+            "states of this target, or the target that they are of",
         ))
     return found
 
