@@ -4,8 +4,10 @@ BIN := .venv/bin
 PYTEST := $(BIN)/pytest -q -n 2 --dist worksteal
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-embedded test-remote test-foreign test-vllm test-peers test-sglang lint docs-faults draft bench-generate bench-capture bench-train schemas lock clean
+.PHONY: help venv demo test test-embedded test-remote test-foreign test-vllm test-peers test-sglang lint drill docs-faults draft bench-generate bench-capture bench-train schemas lock clean
 WORK ?= $(HOME)/.cache/draftscope/embedded-train
+DRILL ?= $(HOME)/.cache/draftscope/drill
+STRONG ?=
 
 help: ## what there is to make
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 16
@@ -47,6 +49,9 @@ test-sglang: .venv/ready ## the tests against SGLang's draft classes, and agains
 lint: .venv/ready ## ruff and mypy
 	$(BIN)/ruff check
 	$(BIN)/mypy
+
+drill: .venv/ready ## the exercise on every pair, an hour on two cores (STRONG=DIR: another embedded draft)
+	@scripts/drill "$(BIN)" "$(DRILL)" "$(STRONG)"
 
 draft: .venv/ready ## train the embedded draft again, hours on two cores (WORK=DIR)
 	$(BIN)/draftscope extract recipes/embedded/answers -o "$(WORK)"

@@ -4,7 +4,25 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from draftscope.findings import Diagnosis, Effect, Evidence, Finding, Fix, Ladder, Placed, Placement, Rung
+from draftscope.diagnose.norms import AT
+from draftscope.findings import (
+    Absorbed,
+    Applied,
+    Diagnosis,
+    Effect,
+    Evidence,
+    Finding,
+    Fix,
+    Ladder,
+    Mended,
+    Norms,
+    Patch,
+    Placed,
+    Placement,
+    RowNorms,
+    Rung,
+    SlotNorms,
+)
 
 HOSTILE = "</style></script><script>alert(1)</script><img src=x onerror=alert(1)>\x1b[31m\u202eevil\n[bold red]{{7*7}}"
 
@@ -16,10 +34,20 @@ def rung(length: float, joint: list[float], *, held_out: bool | None = None, int
                 rounds=812, rows=2204, readout="walk", held_out=held_out)
 
 
-def placed(slot: int, label: str, boundary: int, margin: float) -> Placed:
-    errors = [1e-7 if b == boundary else 0.1 + 0.02 * abs(b - boundary) for b in range(31)]
+def placed(slot: int, label: str, boundary: int, margin: float, *, layers: int = 30) -> Placed:
+    errors = [1e-7 if b == boundary else 0.1 + 0.02 * abs(b - boundary) for b in range(layers + 1)]
     return Placed(slot=slot, label=label, boundary=boundary, norm="pre", kind="stream", margin=margin, error=1e-7, lag=0,
-                  scale=1.0, candidates=[boundary], share=1.0, errors=errors)
+                  scale=1.0, candidates=[boundary], share=1.0, errors=errors,
+                  lag_errors=[1.31, 1.22, 1e-7, 1.24, 1.3])
+
+
+def slot_norms(slot: int, size: float, *, names: tuple[str, ...] = ("first", "sink", "prompt", "answer")) -> SlotNorms:
+    """Norms spread by a third about `size`; first tokens and sinks a hundred times that."""
+    def rows(factor: float, count: int) -> RowNorms:
+        return RowNorms(rows=count, quantiles=[size * factor * (0.7 + 0.6 * q) for q in AT])
+
+    figures = {"first": rows(100, 64), "sink": rows(90, 3)}
+    return SlotNorms(slot=slot, classes={name: figures.get(name, rows(1, 900)) for name in names})
 
 
 def proven() -> Finding:
@@ -73,6 +101,8 @@ def case() -> Diagnosis:
             train=[placed(0, "embed", 2, 0.71), placed(1, "layer 3", 15, 0.44), placed(2, "layer 31", 27, 0.52)],
             serve=[placed(0, "2", 0, 1.0), placed(1, "30", 2, 0.7), placed(2, "58", 15, 0.41)],
         ),
+        norms=Norms(at=list(AT), train=[slot_norms(0, 8.0), slot_norms(1, 20.0), slot_norms(2, 55.0), slot_norms(-1, 90.0)],
+                    serve=[slot_norms(0, 1.0), slot_norms(1, 8.0), slot_norms(2, 20.0)]),
         acceptance=Ladder(
             trained=rung(2.31, [0.66, 0.41, 0.24], held_out=True, interval=(2.22, 2.4)),
             served=rung(1.31, [0.22, 0.07, 0.02], interval=(1.27, 1.35)), as_read=rung(1.31, [0.22, 0.07, 0.02]),
@@ -86,6 +116,19 @@ def case() -> Diagnosis:
     )
 
 
+def mended() -> Diagnosis:
+    """The case with all that can be asked for besides: the order of repair, a corrected copy, a folded draft, an explanation."""
+    diagnosis = case()
+    diagnosis.findings[0].fix.patch = Patch(config={"norm_output": False}, tensors={"fc.weight": "transpose"})
+    diagnosis.repair = [Mended(fault="layer-set", where=["slot 0"], length=2.24, nll=1.8),
+                        Mended(fault="template", where=[], length=None, nll=None)]
+    diagnosis.applied = Applied(folder="fixed/", changes=["config norm_output: true to false"], left=["template: not a file"],
+                                says="1 change, replayed at 2.20")
+    diagnosis.absorbed = Absorbed(folder="folded/", says="folded exactly", exact=True, length_before=1.31, length_after=2.19)
+    diagnosis.explained = {"layer-offset": "Not named: the slots moved by 2, 13 and 12 boundaries."}
+    return diagnosis
+
+
 def clean() -> Diagnosis:
     return Diagnosis(
         verdict="clean", acceptance=Ladder(trained=rung(2.31, [0.66, 0.41, 0.24]), as_read=rung(2.3, [0.66, 0.41, 0.23])))
@@ -95,9 +138,23 @@ def undecided() -> Diagnosis:
     return Diagnosis(verdict="undecided", next=["capture.bin: cannot be read"])
 
 
+def large() -> Diagnosis:
+    """A target of 61 layers and a draft of five slots."""
+    diagnosis = case()
+    boundaries = (2, 15, 30, 45, 58)
+    last = placed(-1, "last", 61, 0.3, layers=61)
+    diagnosis.placement = Placement(
+        train=[*(placed(i, f"layer {b}", b, 0.4, layers=61) for i, b in enumerate(boundaries)), last],
+        serve=[*(placed(i, str(b - 1), b - 1, 0.4, layers=61) for i, b in enumerate(boundaries)), last],
+    )
+    sizes = [slot_norms(i, 4.0 + b) for i, b in enumerate(boundaries)]
+    diagnosis.norms = Norms(at=list(AT), train=[*sizes, slot_norms(-1, 300.0)], serve=[*sizes, slot_norms(-1, 300.0)])
+    return diagnosis
+
+
 def hostile() -> Diagnosis:
     """The case with every string that a file can hold replaced."""
-    diagnosis = case()
+    diagnosis = mended()
     for finding in diagnosis.findings:
         finding.says = finding.fix.says = HOSTILE
         finding.where, finding.caveats = [HOSTILE], [HOSTILE]
@@ -107,5 +164,11 @@ def hostile() -> Diagnosis:
     for slot in diagnosis.placement.train + diagnosis.placement.serve:
         slot.label = HOSTILE
     diagnosis.matched = diagnosis.power = diagnosis.provenance = {HOSTILE: {HOSTILE: HOSTILE}}
+    diagnosis.findings[1].fault = HOSTILE
     diagnosis.next = diagnosis.steps = [HOSTILE]
+    diagnosis.explained = {HOSTILE: HOSTILE}
+    diagnosis.findings[0].fix.patch = Patch(config={HOSTILE: HOSTILE}, tensors={HOSTILE: HOSTILE})
+    diagnosis.repair = 2 * [Mended(fault=HOSTILE, where=[HOSTILE], length=None, nll=None)]
+    diagnosis.applied = Applied(folder=HOSTILE, changes=[HOSTILE], left=[HOSTILE], says=HOSTILE)
+    diagnosis.absorbed = Absorbed(folder=HOSTILE, says=HOSTILE, faults=[HOSTILE], fit={HOSTILE: 1.0}, changed=[HOSTILE])
     return diagnosis

@@ -74,13 +74,13 @@ def small_draft(seed: int = 1, draft_vocab: int | None = None, **switches: objec
     return draft
 
 
-def served(draft: Draft, seed: int, k: int = K, *, prompt: int = 4, rounds: int = 8) -> Sequence:
+def served(draft: Draft, seed: int, k: int = K, *, prompt: int = 4, rounds: int = 8, server: Server | None = None) -> Sequence:
     """A request whose target is played by a die, with every stage of the draft recorded."""
     rng = np.random.default_rng(seed)
     config = draft.config
     features = torch.from_numpy(rng.standard_normal((prompt + 1 + rounds * (k + 1), config.slots, config.target_hidden_size)))
     tokens = rng.integers(0, config.vocab_size, prompt + 1).tolist()
-    starts, counts, drafts, states, server = [], [], [], [], Server(draft)
+    starts, counts, drafts, states, server = [], [], [], [], server or Server(draft)
     for _ in range(rounds):
         start = len(tokens) - 2
         drafted = server.propose(features, torch.tensor(tokens), start, k)

@@ -97,7 +97,7 @@ def test_exact_folds_are_exact_and_others_say_so(
     broken = 50 * torch.randn(20, 3, 6, generator=g)
     made, why_not = folded(draft, repair)
     error = (made.project(broken) - draft.project(repair.apply(broken))).norm() / draft.project(repair.apply(broken)).norm()
-    assert (error < 1e-4) == (not why_not), (float(error), why_not)
+    assert (error < 1e-3) == (not why_not), (float(error), why_not)
     if not switches.get("norm_before_fc"):
         assert not why_not, "without a norm over all slots everything folds"
 

@@ -17,7 +17,8 @@ from torch import Tensor
 import draftscope
 from draftscope.cli.main import run
 from draftscope.compare.assignment import assign
-from draftscope.compare.statistics import Comparison, compare_fingerprints, distance, wasserstein
+from draftscope.compare.distances import distance, wasserstein
+from draftscope.compare.statistics import Comparison, compare_fingerprints
 from draftscope.errors import DraftscopeError
 from draftscope.scan.accumulators import Norms
 from draftscope.scan.fingerprint import Fingerprint, Origin, Statistics

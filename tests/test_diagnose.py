@@ -52,6 +52,14 @@ def test_case_is_told_whole(case: Run) -> None:
     assert "the embedding was put in front" in first.says
     assert [p.boundary for p in found.placement.serve] == [0, 2, 4]
     assert [p.boundary for p in found.placement.train] == [2, 4, 5, 8]
+    for placed in found.placement.serve + found.placement.train:
+        assert all(placed.lag_errors[i] > 10 * placed.lag_errors[2] for i in (0, 1, 3, 4))  # type: ignore[operator]
+    assert found.norms is not None
+    assert (len(found.norms.train), len(found.norms.serve)) == (4, 4)
+    assert set(found.norms.serve[0].classes) >= {"first", "prompt", "answer"}
+    # What slot 1 was trained on slot 2 now holds.
+    trained, served = found.norms.train[1].classes["first"], found.norms.serve[2].classes["first"]
+    assert served.quantiles[5] == pytest.approx(trained.quantiles[5], rel=0.05)
     assert any("labels are wrong" in c and "embed" in c for c in first.caveats)
     assert not any("something is left" in c for c in first.caveats)
     assert first.fix.config["vllm@0.32"]["eagle_aux_hidden_state_layer_ids"] == [2, 4, 5]

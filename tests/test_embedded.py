@@ -60,7 +60,8 @@ def examine(rig: Rig, plant: Plant, folder: Path, healthy_train: Path) -> Diagno
     rig.write_checkpoint(plant, draft)
     summary = rig.serve(plant, draft, serve)
     metrics = None if plant.reported == "counts" else rig.report(plant, summary, folder)
-    return diagnose(Inputs(train=train, serve=serve, draft=draft, target=rig.target.folder, metrics=metrics, max_tokens=1536))
+    return diagnose(Inputs(train=train, serve=serve, draft=draft, target=rig.target.folder, metrics=metrics, max_tokens=1536,
+                           source_draft=rig.write_source(plant, folder / "source")))
 
 
 @pytest.mark.embedded_quick

@@ -29,7 +29,8 @@ def examine(rig: Rig, plant: Plant, folder: Path, **more: object) -> Diagnosis:
     run = rig.run(plant, folder)
     if plant.reported != "counts":
         more |= {"metrics": run.metrics}
-    return diagnose(Inputs(train=run.train, serve=run.serve, draft=run.draft, target=rig.target.folder, **more))  # type: ignore[arg-type]
+    return diagnose(Inputs(train=run.train, serve=run.serve, draft=run.draft, target=rig.target.folder,
+                           source_draft=run.source, **more))  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")

@@ -490,3 +490,60 @@ def test_keys_are_stable() -> None:
     assert row_keys("a", 2).tolist() == row_keys("a", 5)[:2].tolist()
     assert row_keys("a", 1000).unique().numel() == 1000
     assert row_keys("a", 1).item() != row_keys("b", 1).item()
+
+
+def lag_curve(pairs: list[tuple[Tensor, Walk]], slot: int, place: Boundary, scale: float = 1.0) -> list[float]:
+    """Median relative errors at lags -2..2, in float64, row by row, without first tokens."""
+    by_lag = []
+    for lag in range(-2, 3):
+        errors = []
+        for slots, swept in pairs:
+            held = swept.at(place).double()
+            for t in range(1, len(slots)):
+                if 0 <= t + lag < len(held):
+                    errors.append(float((slots[t, slot].double() / scale - held[t + lag]).norm() / held[t + lag].norm()))
+        errors.sort()
+        by_lag.append(errors[(len(errors) - 1) // 2])
+    return by_lag
+
+
+@pytest.mark.parametrize("spoil", ["healthy", "shifted", "scaled"])
+@pytest.mark.parametrize("where", [Boundary(5), Boundary(10, "post"), Boundary(4, kind="branch")], ids=str)
+def test_the_lag_curve_is_that_of_the_place_found(where: Boundary, spoil: str) -> None:
+    pairs = []
+    for swept in walks(2, 40):  # fewer rows than the curve is taken from
+        slots = slots_at(swept, where)
+        if spoil == "shifted":
+            slots = torch.cat([slots[1:], torch.zeros_like(slots[:1])])
+        pairs.append((4 * slots if spoil == "scaled" else slots, swept))
+    (found,) = place(pairs)
+    assert found.place == where
+    expected = lag_curve(pairs, 0, where, 4.0 if spoil == "scaled" else 1.0)
+    assert found.lag_errors == pytest.approx(expected, rel=1e-4, abs=2e-5)
+    assert found.lag_errors.index(min(found.lag_errors)) == (3 if spoil == "shifted" else 2)
+
+
+def test_the_lag_curve_of_a_minority_is_over_its_rows() -> None:
+    pairs = []
+    for swept in walks(2, 60):
+        slots = slots_at(swept, Boundary(5))
+        slots[15:] = torch.randn(len(slots) - 15, 1, 64, generator=torch.Generator().manual_seed(7))
+        pairs.append((slots, swept))
+    (found,) = place(pairs)
+    assert found.place == Boundary(5)
+    assert found.share < 0.5
+    assert found.lag_errors[2] is not None
+    assert found.lag_errors[2] < 1e-5
+    assert all(e is not None and e > 0.5 for i, e in enumerate(found.lag_errors) if i != 2)
+
+
+def test_an_unplaced_slot_has_no_lag_curve() -> None:
+    (found,) = place([(torch.randn(50, 1, 64, generator=torch.Generator().manual_seed(3)), walk("s", 50))])
+    assert found.place is None
+    assert found.lag_errors == ()
+
+
+def test_the_lag_curve_does_not_depend_on_how_rows_arrive() -> None:
+    parts = [(slots_at(s, *STREAMS), s) for s in walks(4, 70)]
+    forward, backward = place(parts), place(reversed(parts))
+    assert [p.lag_errors for p in forward] == [p.lag_errors for p in backward]

@@ -18,7 +18,8 @@ from draftscope.cli.main import run
 from draftscope.errors import DraftscopeError, UsageError
 from draftscope.scan.accumulators import ACCUMULATORS, Counts, Dimensions, Norms, Outliers
 from draftscope.scan.fingerprint import SCHEMA, Fingerprint, Statistics, is_fingerprint, load_fingerprint
-from draftscope.scan.scan import classes_of, half_of, scan
+from draftscope.scan.joint import Cosines, RowSample, row_keys
+from draftscope.scan.scan import classes_of, group_of, half_of, scan
 from draftscope.states.capture import write_trace
 from draftscope.states.opening import open_source
 from draftscope.states.plain import write_sample
@@ -51,9 +52,14 @@ def same(a: Any, b: Any) -> None:
     close(numbers(a), numbers(b), TOLERANCE)
 
 
+def shaped(kind: type, rows: Tensor) -> Tensor:
+    """Rows as the accumulator takes them: cosines are between entries, here three of two channels."""
+    return rows.unflatten(1, (3, -1)) if kind is Cosines else rows
+
+
 def fed(kind: type, rows: Tensor) -> Any:
     made = kind()
-    made.update(rows)
+    made.update(shaped(kind, rows))
     return made
 
 
@@ -74,6 +80,22 @@ def reference(kind: type, rows: Tensor) -> list[float | None]:
         ]
     if len(usable) == 0:
         return numbers(kind().result())
+    if kind is Cosines:
+        entries = usable.unflatten(1, (3, -1))
+        entries = entries[(entries != 0).any(-1).all(1)]
+        if len(entries) == 0:
+            return numbers(kind().result())
+        table = [[torch.nn.functional.cosine_similarity(entries[:, i], entries[:, j], dim=-1, eps=0) for j in range(3)]
+                 for i in range(3)]
+        return [len(entries), *(float(c.mean()) for row in table for c in row),
+                *(float(c.std(correction=0)) for row in table for c in row)]
+    if kind is RowSample:
+        distinct = usable.unique(dim=0)
+        if len(distinct) < 2:
+            return [len(distinct), None, None]
+        values = torch.linalg.eigvalsh((distinct - distinct.mean(0)).T @ (distinct - distinct.mean(0)) / len(distinct)).flip(0)
+        shares = values.clamp_min(0) / values.clamp_min(0).sum()
+        return [len(distinct), float(values.sum()), *shares[: min(len(distinct), WIDTH)].tolist()]
     if kind is Norms:
         norms = usable.square().sum(-1).sqrt()
         logs = norms[norms > 0].log()
@@ -104,7 +126,10 @@ def some_rows(draw: st.DrawFn, width: int = WIDTH) -> Tensor:
     return rows.to(draw(st.sampled_from([torch.float32, torch.bfloat16])))
 
 
-@pytest.mark.parametrize("kind", ACCUMULATORS.values(), ids=ACCUMULATORS)
+KINDS = {**ACCUMULATORS, "cosines": Cosines, "sample": RowSample}
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 class TestContract:
     """What every accumulator keeps to."""
 
@@ -119,7 +144,7 @@ class TestContract:
         same(merged(kind, *data.draw(st.permutations(parts))).result(), whole)
         one = kind()
         for a, b in zip([0, *cuts], [*cuts, len(rows)], strict=True):
-            one.update(rows[a:b])
+            one.update(shaped(kind, rows[a:b]))
         same(one.result(), whole)
         same(fed(kind, rows[torch.randperm(len(rows))]).result(), whole)
 
@@ -139,13 +164,15 @@ class TestContract:
             found[5:8] = expected[5:8] = []
         # Sums of deviations lose digits where the mean is much larger than they are.
         slack = 1e-9 * float(rows.double().nan_to_num(0, 0, 0).abs().max()) ** 2 if len(rows) and kind is Dimensions else 1e-12
+        if kind in (Cosines, RowSample):  # a spread of nearly nothing is rounding
+            slack = 1e-7
         close(found, expected, 1e-6, slack)
 
     def test_no_rows(self, kind: type) -> None:
         empty = kind()
         result = empty.result()
         assert all(value in (0, None) for value in numbers(result))
-        empty.update(torch.zeros(0, WIDTH))
+        empty.update(shaped(kind, torch.zeros(0, WIDTH)))
         assert numbers(empty.result()) == numbers(result)
         rows = torch.randn(5, WIDTH, generator=torch.Generator().manual_seed(0))
         for total in (merged(kind, fed(kind, rows), kind()), merged(kind, kind(), fed(kind, rows)), merged(kind, kind(), kind())):
@@ -160,7 +187,7 @@ class TestContract:
         copy = kind.from_state({key: value.clone() for key, value in first.state().items()})
         same(copy.result(), first.result())
         before = numbers(first.result())
-        copy.update(b)
+        copy.update(shaped(kind, b))
         same(copy.result(), merged(kind, first, fed(kind, b)).result())
         assert numbers(first.result()) == before, "a copy made from a state shares nothing with its origin"
 
@@ -170,14 +197,49 @@ class TestContract:
         before = numbers(b.result())
         total = merged(kind, b)
         total.merge(a)
-        total.update(torch.randn(4, WIDTH, generator=g))
+        total.update(shaped(kind, torch.randn(4, WIDTH, generator=g)))
         assert numbers(b.result()) == before
 
 
 def test_widths_do_not_mix() -> None:
-    for kind in (Dimensions, Outliers):
+    for kind in (Dimensions, Outliers, RowSample):
         with pytest.raises(ValueError, match="width"):
             merged(kind, fed(kind, torch.ones(2, 3)), fed(kind, torch.ones(2, 4)))
+    with pytest.raises(ValueError, match="entries"):
+        merged(Cosines, *(_cosines(torch.ones(2, entries, 3)) for entries in (2, 3)))
+
+
+def _cosines(rows: Tensor) -> Cosines:
+    made = Cosines()
+    made.update(rows)
+    return made
+
+
+def test_a_sample_keeps_the_smallest_keys() -> None:
+    """The same rows whatever the order, the dtype or the way of splitting; equal rows once."""
+    g = torch.Generator().manual_seed(0)
+    rows = torch.randn(300, 200, generator=g).bfloat16()
+    keys = row_keys(rows)
+    assert len(keys.unique()) == 300
+    assert torch.equal(keys, row_keys(rows.float()))
+    assert int(row_keys(torch.zeros(1, 4))) == int(row_keys(-torch.zeros(1, 4)))
+    expected = rows[keys.argsort()[:20]].float()
+    sample, parts = RowSample(20), [RowSample(20) for _ in range(3)]
+    for i, block in enumerate(torch.cat([rows, rows[:50]])[torch.randperm(350, generator=g)].split(117)):
+        parts[i].update(block)
+    for part in reversed(parts):
+        sample.merge(part)
+    assert torch.equal(sample.rows, expected)
+    # The sizes of components survive an orthogonal map, directions do not.
+    turn = torch.linalg.qr(torch.randn(200, 200, generator=g))[0]
+    whole, turned = RowSample(300), RowSample(300)
+    whole.update(rows)
+    turned.update(rows.float() @ turn)
+    first, second = whole.result(), turned.result()
+    assert first.shares is not None
+    assert second.shares is not None
+    assert first.shares == pytest.approx(second.shares, rel=1e-4)
+    assert first.total == pytest.approx(second.total, rel=1e-4)
 
 
 def test_huge_rows_do_not_overflow() -> None:
@@ -258,12 +320,61 @@ def test_shards_merge_into_the_whole(data: Path, tmp_path: Path) -> None:
     for key, cell in whole.cells.items():
         for name in ACCUMULATORS:
             same(getattr(total.cells[key], name).result(), getattr(cell, name).result())
+    assert total.parts.keys() == whole.parts.keys()
+    for name, part in whole.parts.items():
+        same(total.parts[name].cosines.result(), part.cosines.result())
+        for key, cell in part.cells.items():
+            same(total.parts[name].cells[key].dimensions.result(), cell.dimensions.result())
+    for entry, sample_ in whole.samples.items():
+        assert torch.equal(total.samples[entry].rows, sample_.rows)
     with pytest.raises(DraftscopeError, match="twice"):
         total.merge(parts[1])
     with pytest.raises(DraftscopeError, match="width"):
         whole.merge(scan(open_source(folder_of(tmp_path / "other", [sample(0, width=8)]))))
     with pytest.raises(UsageError):
         scan(open_source(data), shard=(3, 3))
+
+
+def test_parts_make_up_the_ordinary_rows(data: Path) -> None:
+    """By group and by position: every ordinary row once in each."""
+    found = scan(open_source(data), groups={0: "code", 1: "prose", 2: "code"})
+    assert found.grouped == ("given", "runs")
+    assert {"code", "prose"} < set(found.of_kind("group"))
+    assert set(found.of_kind("position")) == {"1 to 15", "16 to 63"}
+    for entry in range(4):
+        for row_class in ("answer", "other"):
+            whole = found.statistics(entry, (row_class,))
+            for kind in ("group", "position"):
+                total = Statistics()
+                for part in found.of_kind(kind).values():
+                    total.merge(part.statistics(entry, (row_class,)))
+                same(total.dimensions.result(), whole.dimensions.result())
+    assert found.of_kind("group")["code"].statistics(0, ("answer", "other")).counts.result().rows == 2 * 29
+    # Row 5 is a sink in one entry, so that it has no cosines.
+    assert found.cosines.result().count == 6 * 28
+
+
+def test_groups_of_other_sources() -> None:
+    assert group_of("hs_3.safetensors", 3, 8, "data") == ("runs", "data: run 4 of 8")
+    assert group_of("hs_9.safetensors", 9, 3, "data") == ("runs", "data: run 8 of 8")
+    assert group_of("rows.pt[17]", 3, 8, "data") == ("files", "data: rows.pt")
+    assert group_of("hs_3.safetensors", 3, 8, "data", "math") == ("given", "math")
+
+
+def test_earlier_fingerprints_are_read(data: Path, tmp_path: Path) -> None:
+    found = scan(open_source(data))
+    path = tmp_path / "f"
+    found.save(path)
+    from safetensors import safe_open
+
+    with safe_open(path, "pt") as file:
+        header = json.loads(file.metadata()["draftscope"])
+        held = {n: file.get_tensor(n) for n in file.keys() if not n.startswith(("part.", "sample."))}  # noqa: SIM118
+    del header["parts"], header["grouped"]
+    save_tensors(path, held, {"draftscope": json.dumps(header | {"schema": "draftscope.fingerprint/1"})})
+    read = load_fingerprint(path)
+    assert (read.parts, read.samples, read.rows) == ({}, {}, 180)
+    assert read.merge(replace(found, origins=())).rows == 180
 
 
 def test_halves_are_by_name_and_make_up_the_whole(data: Path) -> None:
@@ -336,6 +447,12 @@ def test_file_round_trip(data: Path, tmp_path: Path) -> None:
     for key, cell in found.cells.items():
         for name, tensor in cell.tensors().items():
             assert torch.equal(read.cells[key].tensors()[name], tensor)
+    assert read.grouped == found.grouped
+    assert read.parts.keys() == found.parts.keys()
+    for name, part in found.parts.items():
+        same(read.parts[name].cosines.result(), part.cosines.result())
+        assert read.parts[name].cells.keys() == part.cells.keys()
+    assert all(torch.equal(read.samples[e].rows, sample_.rows) for e, sample_ in found.samples.items())
     assert [p.name for p in path.parent.iterdir()] == ["f.safetensors"]
 
 
@@ -366,6 +483,10 @@ def test_damaged_files_are_refused(data: Path, tmp_path: Path) -> None:
         ({}, tensors | {"0.other.0.counts.counts": torch.zeros(5)}, "damaged"),
         ({}, tensors | {"0.other.0.dimensions.mean": torch.full((16,), torch.nan).double()}, "damaged"),
         ({}, {"odd": torch.zeros(1)}, "damaged"),
+        ({"parts": [["shoe", "x"]]}, tensors, "damaged"),
+        ({}, tensors | {f"part.0.0.other.{k}": v for k, v in found.statistics(0, ("other",)).tensors().items()}, "damaged"),
+        ({}, tensors | {"sample.9.rows": torch.zeros(1, 16), "sample.9.keys": torch.zeros(1).long()}, "damaged"),
+        ({}, tensors | {"sample.0.rows": torch.zeros(1, 8), "sample.0.keys": torch.zeros(1).long()}, "damaged"),
     ):
         with pytest.raises(DraftscopeError, match=message):
             load_fingerprint(written(change, held))

@@ -39,7 +39,8 @@ class Effect(Model):
     """What a fault costs, by replay (None = not computed).
 
     `length_if_fixed` has only this fault undone, `left_in` all others undone but this one left in, `all_fixed` the whole
-    repair; `gain` = all_fixed - left_in, paired by sequence: the loss by which faults are ranked.
+    repair; `gain` = all_fixed - left_in, paired by sequence: the loss by which faults are ranked. `nll_gain` is the same of -log
+    p (by how much leaving this one in raises it), which moves where accept length does not.
     """
 
     k: int
@@ -52,6 +53,17 @@ class Effect(Model):
     all_fixed: float | None = None
     gain: float | None = None
     gain_interval: tuple[float, float] | None = None
+    nll_gain: float | None = None
+    nll_gain_interval: tuple[float, float] | None = None
+
+
+class Mended(Model):
+    """A step of the repair: replayed acceptance with this fault and all before it undone."""
+
+    fault: str
+    where: list[str]
+    length: float | None
+    nll: float | None
 
 
 class Evidence(Model):
@@ -65,11 +77,25 @@ class Evidence(Model):
     figures: dict[str, Any] = Field(default_factory=dict)
 
 
+class Patch(Model):
+    """What a fix changes in the draft's checkpoint, whoever reads it.
+
+    Attributes:
+        config: keys of config.json, dotted, with their new value; null removes one.
+        tensors: by native name, what to do: `remove`, `swap with NAME`, `transpose`, `subtract N` (of a map's entries),
+            `from absolute ids`, `from t2d`, `from source` (the checkpoint that it was made from, `--source-draft`).
+    """
+
+    config: dict[str, Any] = Field(default_factory=dict)
+    tensors: dict[str, str] = Field(default_factory=dict)
+
+
 class Fix(Model):
     """The change to make, in words and as the configuration of each consumer, in its own convention."""
 
     says: str
     config: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    patch: Patch | None = None
 
 
 class Finding(Model):
@@ -91,7 +117,9 @@ class Placed(Model):
     """What a slot or entry is. `margin` = 1 - err(best) / err(second); unplaced: boundary None.
 
     `transform` names the reading under which it fits (`none`, `lag`, `scale`, ...), `share` the rows that do, `shares` what all
-    rows match, `errors` the plain error under every stream boundary 0..n. `mlp`: a branch of the MLP alone.
+    rows match, `errors` the plain error under every stream boundary 0..n, `lag_errors` the error at the place found against
+    the states of the tokens from two before to two after (lags -2, -1, 0, +1, +2; empty = not measured). `mlp`: a branch of
+    the MLP alone.
     """
 
     slot: int
@@ -109,11 +137,40 @@ class Placed(Model):
     candidates: list[int] = Field(default_factory=list)
     errors: list[float] = Field(default_factory=list)
     mlp: bool = False
+    lag_errors: list[float | None] = Field(default_factory=list)
 
 
 class Placement(Model):
     train: list[Placed] = Field(default_factory=list)
     serve: list[Placed] = Field(default_factory=list)
+
+
+class RowNorms(Model):
+    """L2 norms of the rows of one slot and class; `quantiles` at `Norms.at`, over finite rows, empty without any."""
+
+    rows: int
+    nonfinite: int = 0
+    zero: int = 0
+    quantiles: list[float] = Field(default_factory=list)
+
+
+class SlotNorms(Model):
+    """One slot's norms by class of rows (slot -1: the last state); a class without rows is left out.
+
+    Classes exclude each other: `first` tokens, `sink`s (ten times the sequence's median), then `prompt` and `answer` rows, or
+    `unknown` where the data does not say which they are.
+    """
+
+    slot: int
+    classes: dict[Literal["first", "sink", "prompt", "answer", "unknown"], RowNorms] = Field(default_factory=dict)
+
+
+class Norms(Model):
+    """How large the states are on both sides, over the rows taken."""
+
+    at: list[float]
+    train: list[SlotNorms] = Field(default_factory=list)
+    serve: list[SlotNorms] = Field(default_factory=list)
 
 
 class Ladder(Model):
@@ -150,6 +207,23 @@ class Absorbed(Model):
     rounding: float | None = None
     changed: list[str] = Field(default_factory=list)
     left: list[str] = Field(default_factory=list)
+class Applied(Model):
+    """What `diagnose --apply` did.
+
+    Attributes:
+        folder: the copy; null where nothing was written.
+        changes: every change to config.json and tensors.
+        left: findings that it does not mend, and why.
+        rung: on which the draft was replayed from the checkpoint (`before`) and from the copy (`after`).
+    """
+
+    folder: str | None
+    changes: list[str] = Field(default_factory=list)
+    left: list[str] = Field(default_factory=list)
+    rung: str | None = None
+    before: Rung | None = None
+    after: Rung | None = None
+    says: str
 
 
 class Diagnosis(Model):
@@ -158,7 +232,9 @@ class Diagnosis(Model):
     schema_: Literal["draftscope.diagnosis/1"] = Field("draftscope.diagnosis/1", alias="schema")
     verdict: Verdict
     findings: list[Finding] = Field(default_factory=list)
+    repair: list[Mended] = Field(default_factory=list, description="the order in which to mend, with what each step brings")
     placement: Placement = Field(default_factory=Placement)
+    norms: Norms | None = None
     acceptance: Ladder = Field(default_factory=Ladder)
     matched: dict[str, Any] = Field(default_factory=dict)
     power: dict[str, Any] = Field(default_factory=dict)
@@ -168,6 +244,7 @@ class Diagnosis(Model):
     explained: dict[str, str] = Field(default_factory=dict)
     """By fault id, asked for with `--explain`: why it was, or was not, named, and where."""
     absorbed: Absorbed | None = None
+    applied: Applied | None = None
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 

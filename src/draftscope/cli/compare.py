@@ -1,4 +1,4 @@
-"""Two sources or fingerprints against each other, without pairing tokens."""
+"""Two sources or fingerprints, or several of one server, against each other, without pairing tokens."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from draftscope.errors import UsageError
 def command(
     a: Annotated[str, typer.Argument(metavar="A", help="The reference: training states, or their fingerprint.")],
     b: Annotated[str, typer.Argument(metavar="B", help="What is held against it: a capture, other states, a fingerprint.")],
+    more: Annotated[list[str] | None, typer.Argument(
+        metavar="[C]...", help="Later ones of the same server: all are held against A, in order.", show_default=False)] = None,
     slots: Annotated[
         int | None, typer.Option("--slots", min=1, metavar="N", help="Slots in a capture's rows; without it found, else 3.")
     ] = None,
@@ -23,7 +25,11 @@ def command(
     quiet: QuietOption = False,
     threads: ThreadsOption = None,
 ) -> int:
-    """Hold the statistics of B against those of A: norms, profiles, and which slot of B could be which entry of A."""
+    """Hold the statistics of B against those of A, in units of what A's own groups differ by.
+
+    Which slot of B could be which entry of A, which tokens, positions and dimensions carry the difference, and the smallest one
+    that would have been seen. Several fingerprints of one server show whether it drifts.
+    """
     ui = setup(quiet, threads, json=json)
     from draftscope.compare.statistics import compare_fingerprints
     from draftscope.report.comparison import comparison_story
@@ -46,7 +52,8 @@ def command(
         ui.note_source(source, path, skipped=1)
         return result
 
-    comparison = compare_fingerprints(read(a, formats[0]), read(b, formats[-1]))
+    later = [read(path, formats[-1]) for path in more or ()]
+    comparison = compare_fingerprints(read(a, formats[0]), read(b, formats[-1]), later)
     for part in comparison_story(comparison):
         ui.print(part)
     ui.write_json(comparison)

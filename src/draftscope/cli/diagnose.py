@@ -69,6 +69,12 @@ def command(
         "--absorb", metavar="DIR",
         help="Write a copy of the draft whose fc undoes what is wrong with the served states, for an engine that cannot be "
         "changed; only where replay shows that it helps.")] = None,
+    source_draft: Annotated[str | None, typer.Option(
+        "--source-draft", metavar="DIR",
+        help="The checkpoint that --draft was made from, before a conversion or export: compared tensor by tensor.")] = None,
+    apply: Annotated[Path | None, typer.Option(
+        "--apply", metavar="DIR",
+        help="Write a copy of --draft with the fixes in it to this new folder, and replay the draft from it.")] = None,
     k: Annotated[
         int | None, typer.Option("-k", "--k", min=1, max=16, help="Drafted tokens per step; without it the capture's, else 3.")
     ] = None,
@@ -129,6 +135,8 @@ def command(
         skip_bad=skip_bad,
         explain=tuple(explain or ()),
         absorb=absorb,
+        source_draft=at(source_draft),
+        apply=apply,
     )
     found = diagnose(inputs, ui.note)
     if not ui.quiet:

@@ -18,7 +18,8 @@ from draftscope.cli.common import (
     setup,
 )
 from draftscope.cli.elsewhere import MemoryOption, OnOption, PythonOption, host_of
-from draftscope.errors import UsageError
+from draftscope.errors import DraftscopeError, UsageError
+from draftscope.states.tensorfile import parse_json
 
 
 def command(
@@ -33,6 +34,10 @@ def command(
     shard: Annotated[
         str | None, typer.Option("--shard", metavar="I/N", help="Every N-th sequence from the I-th (0 .. N-1); merge them later.")
     ] = None,
+    groups: Annotated[Path | None, typer.Option(
+        "--groups", metavar="FILE",
+        help="JSONL whose line i tells the natural group (source, domain, prompt kind) of sample i.")] = None,
+    group_by: Annotated[str, typer.Option("--group-by", metavar="KEY", help="The key that holds it.")] = "source",
     on: OnOption = None,
     python: PythonOption = "python3",
     memory: MemoryOption = 4.0,
@@ -51,6 +56,8 @@ def command(
     from draftscope.states.opening import open_source
     from draftscope.states.places import place
 
+    if groups is not None and (on is not None or sources[0] == "merge"):
+        raise UsageError("--groups are for scanning here")
     check_writable(out)
     check_own(out, lambda start: is_fingerprint(out))
     if sources[0] == "merge":
@@ -78,7 +85,8 @@ def command(
         part = _shard(shard)
         total = len(source) if part is None else len(range(part[0], len(source), part[1]))
         with ui.progress(f"scanning {source.path}", total=total, unit="sequences") as advance:
-            result = scan(source, slots=slots, shard=part, on_item=lambda rows, size: advance(1), skip_odd=skip_bad)
+            result = scan(source, slots=slots, shard=part, on_item=lambda rows, size: advance(1), skip_odd=skip_bad,
+                          groups=None if groups is None else _groups(groups, group_by))
         ui.note_source(source)
     result.save(out)
     side = side_of(result)
@@ -87,6 +95,22 @@ def command(
     ui.print(f"written to {out}")
     ui.write_json({"schema": "draftscope.scan/1", "fingerprint": str(out), **side.model_dump()})
     return 0
+
+
+def _groups(path: Path, key: str) -> dict[int, str]:
+    """Group by line number, from 0."""
+    found = {}
+    try:
+        with path.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines):
+                value = parse_json(line) if line.strip() else None
+                if isinstance(value, dict) and isinstance(value.get(key), str | int):
+                    found[number] = str(value[key])
+    except (OSError, ValueError) as error:
+        raise DraftscopeError(f"is not readable JSONL ({error})", where=str(path)) from None
+    if not found:
+        raise UsageError(f"no line has the key {key!r}", where=str(path), remedy="Name another with --group-by")
+    return found
 
 
 def _shard(text: str | None) -> tuple[int, int] | None:

@@ -21,6 +21,7 @@ LAGS = (0, -2, -1, 1, 2)
 SINK = 10.0  # times the sequence's median norm
 LAGGING = 0.1  # rows with a larger error under every place are tried with a lag: states of other tokens are further apart
 FAILED = 0.2  # rows with a larger error under every place and lag are kept whole, for maps and look-ups
+CURVE = 96  # rows tried with every lag whatever their error, for the lag curve
 BLOCK = 256
 
 
@@ -120,8 +121,13 @@ class Kept:
         return self.blocks[0]
 
 
-def measure(x: Tensor, swept: Sweep, rows: Tensor, candidates: list[Candidate]) -> tuple[Tensor, Tensor]:
+def measure(
+    x: Tensor, swept: Sweep, rows: Tensor, candidates: list[Candidate], *, above: float = LAGGING
+) -> tuple[Tensor, Tensor]:
     """Offset and rest (see `transforms.decompose`) of x [M, S, Ht], holding the states of `rows` [M], against every place.
+
+    Args:
+        above: rows are tried with a lag whose least error in any slot is larger; below zero: all.
 
     Returns:
         two float32 [M, S, C, len(LAGS)]; lags that were not needed or fall off the sequence are NaN.
@@ -134,7 +140,7 @@ def measure(x: Tensor, swept: Sweep, rows: Tensor, candidates: list[Candidate]) 
         for c, candidate in enumerate(candidates):
             offset[part, :, c, 0], rest[part, :, c, 0] = decompose(x[part], candidate.rows(swept, rows[part])[:, None])
     best = torch.hypot(offset[..., 0], rest[..., 0]).amin(2)
-    lagging = (best > LAGGING).any(1)
+    lagging = (best > above).any(1)
     for d, lag in enumerate(LAGS):
         if lag == 0:
             continue
@@ -154,12 +160,14 @@ class Evidence:
         rows: at most `capacity` sampled rows with `key, sequence, row, first, verify, sink [S], finite [S], zero [S],
             offset and rest [S, C, lags]`.
         whole: rows that no place and lag explains, with their vectors `x [S, Ht]` and the streams `r [n+1, Ht]`.
+        curve: a few rows with the same columns but `zero`, under every lag.
         references: sketches of the target's streams and `post` over all rows, for finding rows that moved.
         seen: rows of each kind per slot, over everything, kept or not.
     """
 
     def __init__(self, capacity: int = 2048, *, whole_bytes: int = 2**27, reference_rows: int = 2**14) -> None:
         self.rows = Kept(capacity)
+        self.curve = Kept(CURVE)
         self.references = Kept(reference_rows)
         self.whole = Kept(0)
         self._whole_bytes = whole_bytes
@@ -202,6 +210,12 @@ class Evidence:
         self.rows.add(
             key=keys[index], sequence=sequence, row=index, first=first[index], verify=late[index], sink=sink[index],
             finite=finite[index], zero=(norms == 0)[index], offset=offset, rest=rest,
+        )
+        few = self.curve.wanted(keys)
+        offset_few, rest_few = measure(x[few], swept, few, self.candidates, above=-1.0)
+        self.curve.add(
+            key=keys[few], sequence=torch.full((len(few),), number), row=few, first=first[few], verify=late[few],
+            sink=sink[few], finite=finite[few], offset=offset_few, rest=rest_few,
         )
         error = torch.hypot(offset, rest).nan_to_num(torch.inf).flatten(2).amin(2)
         failed = (error > FAILED) & finite[index] & ~sink[index] & (norms > 0)[index] & ~first[index][:, None]

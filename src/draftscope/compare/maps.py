@@ -23,6 +23,8 @@ SAME = 0.02
 """Factors closer than this are one."""
 HADAMARD = 0.1
 """How far the entries of a Hadamard matrix may be from one size."""
+FEW = 64
+"""A factor on less than one channel in so many is none: outliers of a quantised target are as few."""
 BETTER = 0.25
 """Share of the error that a map has to leave at most, to explain it."""
 MAPPED = 0.1
@@ -85,7 +87,7 @@ def partial_factor(x: Tensor, r: Tensor) -> Part | None:
     noise = ((fit_x - factors * fit_r).square().sum(0) / power.clamp_min(TINY)).sqrt()
     slack = SAME + CHANNEL + 2 * noise
     off = (factors - 1).abs() > slack
-    if not bool(off.any()) or bool(off.all()):
+    if int(off.sum()) < max(2, len(off) // FEW) or bool(off.all()):
         return None
     factor = float(factors[off].median())
     away = (factors[off] - factor).abs() <= slack[off] * max(1.0, abs(factor))
@@ -102,12 +104,12 @@ def partial_factor(x: Tensor, r: Tensor) -> Part | None:
 
 
 def turn_of(x: Tensor, r: Tensor) -> Turn | None:
-    """The orthogonal map that takes r to x, where one explains the difference; None with fewer rows than can determine it."""
+    """The orthogonal map that takes r to x, where one explains what a factor does not; None with fewer rows than determine it."""
     if len(x) // 2 < x.shape[1] or len(x) < FEWEST:
         return None
     matrix, factor = fitted_turn(x[::2], r[::2])
-    before = median_error(x[1::2].double(), r[1::2].double())
-    after = median_error(x[1::2].double() / factor, r[1::2].double() @ matrix)
+    held = x[1::2].double() / factor
+    before, after = median_error(held, r[1::2].double()), median_error(held, r[1::2].double() @ matrix)
     if not (after < BETTER * before and after < MAPPED):
         return None
     if permuted(x, r):

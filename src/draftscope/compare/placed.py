@@ -53,6 +53,7 @@ class Placed:
         rows: ordinary rows in the sample; `seen` counts over all rows (ordinary, first, sink, nonfinite, zero).
         mlp: the place is a branch, of the MLP alone.
         moved, rotation: details of those readings; None when not tried.
+        lag_errors: at the place found, by lag -2..+2, as `compare.lagging` reads them; empty when unplaced.
         channels: share of channels that agree with the nearest boundary, where the slot is unplaced.
     """
 
@@ -78,6 +79,7 @@ class Placed:
     moved: Moved | None = None
     rotation: Rotation | None = None
     channels: float | None = None
+    lag_errors: tuple[float | None, ...] = ()
 
     @property
     def boundary(self) -> int | None:
@@ -103,5 +105,5 @@ def as_finding(placed: Placed, label: str) -> findings.Placed:
         slot=placed.slot, label=label, boundary=placed.boundary, norm=placed.norm, kind=placed.kind, margin=placed.margin,
         error=placed.error, lag=placed.lag, scale=placed.scale, transform=placed.transform, share=placed.share,
         candidates=sorted({c.index for c in placed.candidates if c.kind == placed.kind}), errors=list(placed.plain_errors),
-        shares=dict(placed.shares), mlp=placed.mlp,
+        shares=dict(placed.shares), mlp=placed.mlp, lag_errors=list(placed.lag_errors),
     )

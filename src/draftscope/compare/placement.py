@@ -35,6 +35,7 @@ from torch import Tensor
 
 from draftscope.compare.evidence import Evidence, Sweep
 from draftscope.compare.judging import judge
+from draftscope.compare.lagging import with_lags
 from draftscope.compare.placed import Moved, Placed, Transform
 
 __all__ = ["Moved", "Placed", "Placer", "Transform", "place"]
@@ -68,7 +69,8 @@ class Placer:
 
     def result(self, verify: bool | None = None) -> list[Placed]:
         """One `Placed` per slot, of all rows or of one phase's alone; empty before the first sequence."""
-        return [judge(self.evidence, slot, verify) for slot in range(len(self.evidence.seen.get("first", ())))]
+        slots = range(len(self.evidence.seen.get("first", ())))
+        return [with_lags(judge(self.evidence, slot, verify), self.evidence, verify) for slot in slots]
 
 
 def place(pairs: Iterable[tuple[Tensor, Sweep]], *, rows: int = 2048) -> list[Placed]:

@@ -3,30 +3,27 @@
 Statistics of different texts differ even where everything is right, and neighbouring boundaries have nearly the same ones. So
 what comes out is a candidate, never proof of a displacement by one; `diagnose` with the target proves.
 
-*Distance* of two entries, over ordinary rows (no first tokens, no sinks), is the root of the sum of three squares:
-
-- norms: the 1-Wasserstein distance of the distributions of log norms, in nats (0.1 is a difference of about 10 %);
-- means: |difference of the means over dimensions| / root mean square size of a row;
-- spread: the median over dimensions of |log ratio of the standard deviations|.
-
-`shape` is the same without scale: both profiles divided by the size of their rows, norms left out. Beside each stands the
-distance between the two halves of the source's own sequences (`split_half`): what sampling alone makes of it. That is
-smaller than the spread between natural groups of the data, which is the yardstick to be preferred.
+The distance of two entries is that of `compare.distances`, over ordinary rows. It is told in units of what the reference varies
+by between its own natural groups (`compare.yardstick`); beside it stands the distance between the two halves of the source's own
+sequences (`split_half`), what sampling alone makes of it, which is smaller.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
 from torch import Tensor
 
 from draftscope.compare.assignment import assign
+from draftscope.compare.distances import Distance, Model, distance
+from draftscope.compare.effects import Dimension, Effect, Series, Sinks, dimensions, effects, series, sinks
+from draftscope.compare.unpaired import UNTOLD, Coupling, Look, between, couplings, looks
+from draftscope.compare.yardstick import Yardstick, yardsticks
 from draftscope.errors import DraftscopeError
-from draftscope.scan.accumulators import BINS_PER_OCTAVE, Norms
 from draftscope.scan.fingerprint import CLASSES, ORDINARY, Fingerprint, RowClass, Statistics, is_fingerprint, load_fingerprint
 from draftscope.scan.scan import scan
 from draftscope.states.opening import open_source
@@ -40,10 +37,6 @@ CANDIDATE = (
     "a candidate from statistics alone: neighbouring boundaries look alike, so a displacement by one is neither proven nor "
     "excluded"
 )
-
-
-class Model(BaseModel):
-    model_config = ConfigDict(extra="forbid")
 
 
 class Figures(Model):
@@ -85,16 +78,6 @@ class Side(Model):
     entries: list[Entry]
 
 
-class Distance(Model):
-    """Two entries against each other; None where a side has too few rows."""
-
-    total: float | None = None
-    norms: float | None = None
-    means: float | None = None
-    spread: float | None = None
-    shape: float | None = None
-
-
 class Candidate(Model):
     """What entry of A a slot of B could be.
 
@@ -133,6 +116,13 @@ class Comparison(Model):
     split_half_b: list[Distance]
     assignment: list[Candidate]
     caveats: list[str]
+    yardsticks: list[Yardstick] = Field(default_factory=list, description="by entry of A: what its natural groups differ by")
+    looks: list[Look] = Field(default_factory=list, description="what each slot of B looks like")
+    couplings: list[Coupling] = Field(default_factory=list, description="cosines between the slots of a row")
+    effects: list[Effect] = Field(default_factory=list, description="each slot of B against its own entry, by rows")
+    dimensions: list[Dimension] = Field(default_factory=list, description="which dimensions carry the difference")
+    sinks: list[Sinks] = Field(default_factory=list, description="channels that stand out in sinks")
+    series: Series | None = Field(None, description="several fingerprints against A, in order")
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 
@@ -164,8 +154,18 @@ def fingerprint_of(given: Place | str | Source | Fingerprint) -> Fingerprint:
     return scan(given)
 
 
-def compare_fingerprints(a: Fingerprint, b: Fingerprint) -> Comparison:
-    """The comparison of two fingerprints; see `compare`."""
+def compare_fingerprints(
+    a: Fingerprint, b: Fingerprint, more: Sequence[Fingerprint] = (), *, token_alone: Collection[int] = ()
+) -> Comparison:
+    """The comparison of two fingerprints; see `compare`.
+
+    Args:
+        more: further ones, later than B: all are then held against A, in order.
+        token_alone: slots of B known to hold the same vector for the same token, where those of A do not.
+    """
+    if len({f.width for f in (a, *more)}) > 1:
+        raise DraftscopeError("fingerprints of a series have different widths", where=more[0].origins[0].path,
+                              remedy="Give those of one server and target")
     if a.width != b.width:
         raise DraftscopeError(
             f"entries are {a.width} wide on one side and {b.width} on the other",
@@ -174,15 +174,21 @@ def compare_fingerprints(a: Fingerprint, b: Fingerprint) -> Comparison:
         )
     answered = all(_rows(f, ("answer",)) >= FEW_ROWS for f in (a, b))
     classes: tuple[RowClass, ...] = ("answer",) if answered else ORDINARY
-    whole_a, whole_b = ([f.statistics(e, classes) for e in range(len(f.entries))] for f in (a, b))
     halves_a, halves_b = (
         [distance(*(f.statistics(e, classes, (h,)) for h in (0, 1))) for e in range(len(f.entries))] for f in (a, b)
     )
-    table = [[distance(whole_a[e], whole_b[s]) for e in range(len(a.entries))] for s in range(len(b.entries))]
+    table = between(a, b, classes)
+    yards = yardsticks(a, classes)
     caveats = [
         "statistics of different texts differ even where all is right",
         "split_half is the spread of sampling; the spread between natural groups of the data is larger",
+        UNTOLD,
     ]
+    if not all(yard.natural for yard in yards):
+        caveats.append("A has no natural groups with rows enough: the unit is the distance of its halves, which is too small")
+    elif a.grouped == ("runs",):
+        caveats.append("A's groups are runs of neighbouring sequences: of shuffled data they differ by less than its domains do "
+                       "(name the groups with `draftscope scan --groups`)")
     if not answered:
         caveats.append("answer rows are not known on both sides: prompts and answers are compared together")
     for name, f in (("A", a), ("B", b)):
@@ -192,44 +198,11 @@ def compare_fingerprints(a: Fingerprint, b: Fingerprint) -> Comparison:
         schema="draftscope.compare/1", a=side_of(a), b=side_of(b), rows_compared="answer" if answered else "ordinary",
         distances=table,
         split_half_a=halves_a, split_half_b=halves_b, caveats=caveats,
-        assignment=_candidates(a, b, table, halves_a, halves_b),
+        assignment=_candidates(a, b, table, halves_a, halves_b), yardsticks=yards,
+        looks=looks(a, b, classes, table, yards, token_alone), couplings=couplings(a, b),
+        effects=effects(a, b, classes, yards), dimensions=dimensions(a, b, classes), sinks=sinks(a, b),
+        series=series([a, b, *more], classes, yards) if more else None,
     )
-
-
-def distance(a: Statistics, b: Statistics) -> Distance:
-    """Distance of two entries; all None where either has fewer than two rows."""
-    first, second = a.dimensions.result(), b.dimensions.result()
-    if first.mean is None or second.mean is None or min(first.count, second.count) < 2:
-        return Distance()
-    assert first.variance is not None and second.variance is not None
-    sizes = [(m.square() + v).sum().sqrt() for m, v in ((first.mean, first.variance), (second.mean, second.variance))]
-    size = torch.stack(sizes).square().mean().sqrt()
-    if size == 0:
-        return Distance(total=0.0, norms=0.0, means=0.0, spread=0.0, shape=0.0)
-    norms = wasserstein(a.norms, b.norms)
-    means = float((first.mean - second.mean).norm() / size)
-    spread = _spread(first.variance, second.variance)
-    shape = math.inf
-    if min(float(s) for s in sizes) > 0:
-        scaled = [r / s for r, s in zip((first.mean, second.mean), sizes, strict=True)]
-        shape = math.hypot(
-            float((scaled[0] - scaled[1]).norm()),
-            _spread(first.variance / sizes[0].square(), second.variance / sizes[1].square()),
-        )
-    return Distance(total=math.hypot(norms, means, spread), norms=norms, means=means, spread=spread, shape=shape)
-
-
-def _spread(a: Tensor, b: Tensor) -> float:
-    """Median over dimensions of |log ratio of the standard deviations|; a dimension that never varies counts as 1e-6 of all."""
-    floor_a, floor_b = (1e-12 * v.mean().clamp_min(1e-300) for v in (a, b))
-    floor = torch.maximum(floor_a, floor_b)
-    return float((0.5 * (a.clamp_min(floor).log() - b.clamp_min(floor).log())).abs().median())
-
-
-def wasserstein(a: Norms, b: Norms) -> float:
-    """1-Wasserstein distance of two distributions of log norms, in nats, from their histograms."""
-    shares = [n.histogram.double() / n.histogram.sum().clamp_min(1) for n in (a, b)]
-    return float((shares[0] - shares[1]).cumsum(0).abs().sum()) * math.log(2) / BINS_PER_OCTAVE
 
 
 def _rows(fingerprint: Fingerprint, classes: Iterable[RowClass]) -> int:

@@ -11,13 +11,15 @@ from typing import Any
 import torch
 
 from draftscope.diagnose.counting import count_rows
-from draftscope.eagle3.checkpoint import Checkpoint, load_checkpoint
+from draftscope.eagle3.checkpoint import Checkpoint
 from draftscope.eagle3.tree import TreeShape, claimed_depth
 from draftscope.eagle3.tree import claimed as tree_of
 from draftscope.errors import DraftscopeError, UsageError
 from draftscope.faults.facts_rows import Counted
+from draftscope.findings import Finding
+from draftscope.linting.opening import open_checkpoint
 from draftscope.states.opening import Kind, format_kind, open_source
-from draftscope.states.places import Place, Remote
+from draftscope.states.places import Place, Remote, model_folder
 from draftscope.states.types import Sample, Sequence, Source, Trace, from_sample, from_trace
 from draftscope.target.model import Target, load_target
 from draftscope.target.parts import TargetParts, read_parts
@@ -32,7 +34,7 @@ class Inputs:
     """What the user handed over; any subset.
 
     Attributes:
-        target: a folder with weights, or with only the target parts.
+        target: a folder with weights, or with only the target parts; loaded: the same, where the caller has it in memory.
         sweep: every boundary of the target over the tokens in question, recorded by an engine (`target.recorded`).
         metrics: what tells the engine's own counts, one or several as `engines.counters.read_counters` takes them: files, or a
             server's address; metrics_window: seconds between two scrapes of an address, 0 = one.
@@ -44,6 +46,8 @@ class Inputs:
         skip_bad: as in `open_source`.
         explain: ids of faults of which it is to be said why they were, or were not, named.
         absorb: where a copy of the draft goes that has the repair of the served states folded in; None = none is made.
+        source_draft: the checkpoint that `draft` was made from (the trainer's own, before a conversion or export).
+        apply: where to write a copy of the checkpoint with the fixes in it.
     """
 
     train: Place | None = None
@@ -51,6 +55,7 @@ class Inputs:
     serve: Place | None = None
     draft: Place | None = None
     target: Place | None = None
+    loaded: Target | None = None
     sweep: Place | None = None
     metrics: Path | str | Several[Path | str] | None = None
     metrics_window: float = 0.0
@@ -66,6 +71,8 @@ class Inputs:
     skip_bad: bool = False
     explain: tuple[str, ...] = ()
     absorb: Path | None = None
+    source_draft: Place | None = None
+    apply: Path | None = None
 
 
 @dataclass(slots=True)
@@ -110,6 +117,7 @@ class Case:
         target: None where only its parts are at hand; recorded: its states at every boundary, where an engine made them.
         counted: by side, files whose rows do not fit their tokens; where none does, the side itself is None.
         tree: None where chains are replayed, of length k.
+        found: what is wrong with a checkpoint that can be read but not opened (`checkpoint` is then None), or only just.
     """
 
     inputs: Inputs
@@ -124,6 +132,7 @@ class Case:
     tree: TreeShape | None = None
     notes: list[str] = field(default_factory=list)
     counted: dict[str, Counted] = field(default_factory=dict)
+    found: list[Finding] = field(default_factory=list)
 
     @property
     def layers(self) -> int | None:
@@ -146,11 +155,12 @@ def open_case(inputs: Inputs, report: Callable[[str], None] = lambda _: None) ->
             case.notes.append("of a target behind a URL only the ends are read: states could not be re-made")
         elif _has_layers(inputs.target):
             report("loading the target")
-            case.target = load_target(inputs.target)
+            case.target = inputs.loaded or load_target(inputs.target)
         else:
             case.notes.append("the target folder holds no layers: states could not be re-made, only its ends were read")
     if inputs.draft is not None:
-        case.checkpoint = load_checkpoint(inputs.draft, target_layers=case.layers)
+        opened = open_checkpoint(model_folder(inputs.draft), case.layers)
+        case.checkpoint, case.found = opened.checkpoint, opened.findings
         _check_target(case)
     width = None if case.parts is None else case.parts.width
     slots = None if case.checkpoint is None else case.checkpoint.config.slots
@@ -354,7 +364,7 @@ def _head(sequence: Sequence, rows: int) -> Sequence:
 
 
 def _count_nonfinite(selected: Selected, sequence: Sequence) -> None:
-    for slot, states in _states(sequence):
+    for slot, states in states_of(sequence):
         bad = ~torch.isfinite(states).all(-1)
         if not bad.any():
             continue
@@ -367,7 +377,8 @@ def _count_nonfinite(selected: Selected, sequence: Sequence) -> None:
             selected.nonfinite.append((slot, rows, len(bad), sequence.name, first))
 
 
-def _states(sequence: Sequence) -> Iterator[tuple[int, torch.Tensor]]:
+def states_of(sequence: Sequence) -> Iterator[tuple[int, torch.Tensor]]:
+    """By slot its rows [T, Ht]; the last state is slot -1."""
     for slot in range(sequence.features.shape[1]):
         yield slot, sequence.features[:, slot]
     if sequence.last is not None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from draftscope.diagnose.case import Selected
+from draftscope.diagnose.explaining import explain_engine, explain_file
 from draftscope.diagnose.ladder import Ladder, Repair, as_meant, combine, without_embedding
+from draftscope.diagnose.sampled import sampled, temperature
+from draftscope.diagnose.trials import gate_facts, reading_of, try_runtimes
 from draftscope.eagle3.acceptance import Counts, summarise
 from draftscope.eagle3.reading import D2T, Reading
 from draftscope.eagle3.replayed import Replay, compare
@@ -23,13 +26,12 @@ from draftscope.faults.measurements import (
     OTHER,
     SAME,
     EmbeddingFacts,
-    GateFacts,
     RungFacts,
     StageFacts,
     TurnedFacts,
 )
 from draftscope.findings import NOT_REPLAYED, Rung
-from draftscope.linting.target import same_embedding
+from draftscope.linting.target import same_embedding, turned_embedding
 from draftscope.linting.vocabulary import rebuilt_ids
 from draftscope.states.types import Sequence
 
@@ -89,6 +91,7 @@ def _trained(examination: Examination, ladder: Ladder, meant: Repair) -> None:
     _embedding(examination, "trained", trained, lambda: ladder.trained(_meant_without(meant)))
     m.unigram_nll = unigram_nll(case.heldout or case.train)
     _turn_switches(examination, ladder, meant, trained)
+    explain_file(examination, ladder, meant)
     examination.matched["trained_text"] = trained.text()
 
 
@@ -100,6 +103,7 @@ def _served(examination: Examination, ladder: Ladder, meant: Repair) -> None:
     if m.embedding is None:
         _embedding(examination, "served", served, lambda: ladder.served(_meant_without(meant)))
     _gate(examination, ladder)
+    explain_engine(examination, ladder)
     as_read = ladder.served(combine([], examination.as_read))
     examination.matched["served_text"] = as_read.text()
     assert case.serve is not None
@@ -139,7 +143,8 @@ def _embedding(examination: Examination, rung: str, own: Replay, other: Callable
         return
     with_target = other()
     mine, theirs = own.rung(), with_target.rung()
-    examination.m.embedding = EmbeddingFacts(same, rung, mine.nll, theirs.nll, mine.length, theirs.length)
+    examination.m.embedding = EmbeddingFacts(
+        same, rung, mine.nll, theirs.nll, mine.length, theirs.length, turned_embedding(case.checkpoint, case.parts))
     examination.steps.append(
         f"the checkpoint's embedding: {same:.0%} of its rows are the target's; accept length {mine.length or 0:.2f} with it, "
         f"{theirs.length or 0:.2f} with the target's ({rung})")
@@ -158,15 +163,37 @@ def _gate(examination: Examination, ladder: Ladder) -> None:
     gate = ladder.served(combine([], as_read)).gate()
     if gate is None:
         return
-    m.gate = GateFacts(gate.share, gate.steps, len(gate.near_ties), gate.left_out)
+    m.gate = gate_facts(gate)
     examination.steps.append(
         f"gate: replay at the engine's own starts gives the recorded accepted count in {gate.share:.1%} of {gate.steps} steps "
         f"({len(gate.near_ties)} near-ties, {gate.left_out} left out)"
     )
-    if gate.passed:
+    if not gate.passed and _checkpoint_trials(examination, ladder):
         return
-    wrong: Literal["pre", "post"] = "post" if m.feedback == "pre" else "pre"
-    tried = {f"feedback={wrong}": replace(as_read, feedback=wrong)}
+    _runtime_trials(examination, ladder)
+    _sampler(examination, ladder)
+
+
+def _sampler(examination: Examination, ladder: Ladder) -> None:
+    """By which rule the drafts of sampled requests were accepted."""
+    case = examination.case
+    assert case.serve is not None
+    warm = temperature(case.serve.meta)
+    if not warm or case.parts is None:
+        return
+    found = sampled(ladder.draft(examination.as_read), case.serve.sequences, case.parts, warm)
+    examination.m.sampler = found
+    if found is not None:
+        examination.steps.append(
+            f"sampled at temperature {warm:g}: {found.kept:.1%} of {found.drafts} drafts stood; speculative sampling would have "
+            f"kept "
+            f"{found.expected_rejection:.1%}, equality with a draw of the target's {found.expected_equality:.1%}")
+
+
+def _checkpoint_trials(examination: Examination, ladder: Ladder) -> bool:
+    """Whether another way to read the checkpoint gives the recorded counts, and what was recorded of the drafts speaks for it."""
+    m, as_read = examination.m, examination.as_read
+    tried: dict[str, Reading] = {}
     if m.vocabulary and m.vocabulary.stored not in ("none needed", "missing"):
         readings: tuple[D2T, ...] = ("zero", "absolute", "offset")
         tried |= {f"d2t={d}": replace(as_read, d2t=d) for d in readings if d != as_read.d2t}
@@ -178,13 +205,40 @@ def _gate(examination: Examination, ladder: Ladder) -> None:
     best = 0.0
     for name, reading in tried.items():
         other = ladder.served(combine([], reading)).gate()
-        if other is None:
+        if other is None or not _explains(examination, ladder, name, reading):
             continue
-        if not _explains(examination, ladder, name, reading):
-            continue
-        m.gate_with[name] = GateFacts(other.share, other.steps, len(other.near_ties), other.left_out)
+        m.gate_with[name] = gate_facts(other)
         if other.passed and other.share > best:
             best, examination.as_read = other.share, reading
+    return best > 0
+
+
+def _runtime_trials(examination: Examination, ladder: Ladder) -> None:
+    """Known wrong runtimes added to the reading, where the engine did not do what it says."""
+    m, case = examination.m, examination.case
+    found = try_runtimes(case, ladder, examination.as_read, m.gate is not None and m.gate.passed)
+    m.runtime = found
+    if found is None:
+        return
+    if found.drawn:
+        m.gate = None
+        if m.stages is not None:
+            m.stages.head_agreement = {}
+        alike = "none were recorded" if found.as_read.states is None else f"{found.as_read.states:.1%} of them are the engine's"
+        examination.steps.append("gate: the engine sampled and drew its drafts, so that no count can come out again; the draft's "
+                                 f"states run along the recorded drafts: {alike}")
+    if found.tried:
+        named = " or ".join(" with ".join(one.names) for one in found.explains) or "none of them"
+        examination.steps.append(f"the engine's rounds run again under {found.tried} wrong runtimes: {named} gives what it "
+                                 f"recorded")
+    if not found.explains:
+        return
+    first = found.explains[0]
+    m.gate_with |= {" with ".join(one.names): one.gate for one in found.explains if one.gate is not None}
+    examination.as_read = reading_of(first, case, examination.as_read)
+    if m.stages is not None and first.like.errors:
+        # Under the runtime that was in effect the layer's output is the recorded one: it has no other weights.
+        m.stages.layer_error = first.like.errors[0]
 
 
 def _explains(examination: Examination, ladder: Ladder, name: str, reading: Reading) -> bool:
@@ -197,8 +251,6 @@ def _explains(examination: Examination, ladder: Ladder, name: str, reading: Read
     key, _, value = name.partition("=")
     if found is not None and key == "d2t" and found.head_agreement:
         return found.head_agreement.get(value, 0.0) > AGREE
-    if found is not None and key == "feedback" and found.feedback_error:
-        return found.feedback_error.get(value, 1.0) < SAME
     if found is not None and key == "norm_before_residual" and found.layer_error is not None:
         again = _stages(examination, ladder, reading)
         return again is not None and again.layer_error is not None and again.layer_error < SAME
@@ -223,12 +275,18 @@ def _stages(examination: Examination, ladder: Ladder, reading: Reading) -> Stage
 
 def counted_steps(sequences: Iterable[Sequence], k: int, *, trees: bool = False) -> Rung | None:
     """The engine's own accepted counts, as recorded in the capture, of chains or of trees; None without such steps."""
+    counts = recorded_counts(sequences, k, trees=trees)
+    return summarise(counts, k, "engine") if counts else None
+
+
+def recorded_counts(sequences: Iterable[Sequence], k: int, *, trees: bool = False) -> list[Counts]:
+    """The recorded accepted counts of each sequence that has some, of chains or of trees."""
     counts = []
     for sequence in sequences:
         if sequence.steps is not None and len(sequence.steps.accepted) and (sequence.steps.parents is not None) == trees:
             accepted = sequence.steps.accepted.clamp(max=k).numpy()
             counts.append(Counts.of(sequence.name, accepted, np.full(len(accepted), k), k))
-    return summarise(counts, k, "engine") if counts else None
+    return counts
 
 
 def _counters(examination: Examination, counters: Counters) -> None:

@@ -15,7 +15,7 @@ from draftscope.diagnose.reference import explained
 from draftscope.diagnose.sides import SweptSide, choosing
 from draftscope.eagle3.checkpoint import build_draft
 from draftscope.eagle3.model import Draft
-from draftscope.eagle3.reading import Reading
+from draftscope.eagle3.reading import Reading, Runtime
 from draftscope.eagle3.replay import replay
 from draftscope.eagle3.replayed import Replay
 from draftscope.faults.base import Undo
@@ -27,6 +27,8 @@ from draftscope.states.types import Sequence
 
 ROWS = 4096
 """Rows on which an orthogonal map is fitted, at most."""
+VIEWED = ("rope_parameters", "sliding_window", "norm_output")
+"""Settings that no weight's shape or use depends on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,7 @@ class Repair:
     states: tuple[Change, ...] = ()
     reading: Reading = field(default_factory=Reading)
     rebuilt_map: bool = False
+    ids: tuple[int, ...] = ()
 
 
 def combine(undos: Iterable[Undo], base: Reading) -> Repair:
@@ -55,14 +58,21 @@ def combine(undos: Iterable[Undo], base: Reading) -> Repair:
             reading = replace(reading, feedback=undo.feedback)
         if undo.switches:
             reading = replace(reading, settings={**reading.settings, **undo.switches})
+        if undo.loading:
+            reading = replace(reading, altered=(), lost=())
+        if undo.altered:
+            reading = replace(reading, altered=(*reading.altered, *undo.altered))
         if undo.target_embedding:
             reading = without_embedding(reading)
+        if undo.habits or undo.unset:
+            reading = right_again(reading, undo.habits, undo.unset)
         repair = Repair(
             reference=repair.reference | undo.reference,
             order=undo.order or repair.order,
             states=(*repair.states, *undo.states),
             reading=reading,
             rebuilt_map=rebuilt,
+            ids=undo.ids or repair.ids,
         )
     return repair
 
@@ -70,6 +80,13 @@ def combine(undos: Iterable[Undo], base: Reading) -> Repair:
 def without_embedding(reading: Reading) -> Reading:
     """The reading with the checkpoint's own embedding passed over: the target's stands in."""
     return replace(reading, lost=(*reading.lost, "embed_tokens."))
+
+
+def right_again(reading: Reading, habits: Iterable[str], unset: Iterable[str]) -> Reading:
+    """The reading with some habits of the engine right, and some settings as the checkpoint has them."""
+    right, gone = Runtime(), set(unset)
+    return replace(reading, runtime=replace(reading.runtime, **{name: getattr(right, name) for name in habits}),
+                   settings={name: value for name, value in reading.settings.items() if name not in gone})
 
 
 def as_meant(m: Measurements) -> Repair:
@@ -102,6 +119,11 @@ class Ladder:
         self._turns: dict[TurnBack, Map | None] = {}
 
     @property
+    def replays(self) -> int:
+        """How many there have been."""
+        return len(self._replays)
+
+    @property
     def can_remake(self) -> bool:
         """Whether the target's own states at the reference boundaries are at hand."""
         return (
@@ -111,23 +133,33 @@ class Ladder:
             and (self.case.parts is not None or all(p.norm == "pre" for p in self.reference))
         )
 
-    def draft(self, reading: Reading, rebuilt_map: bool = False) -> Draft:
-        """The checkpoint's draft under a reading."""
-        key = (repr(reading), rebuilt_map)
+    def draft(self, reading: Reading, rebuilt_map: bool = False, ids: tuple[int, ...] = ()) -> Draft:
+        """The checkpoint's draft under a reading; `ids`: its target ids, where others than any map says.
+
+        Readings that differ in no weight share them.
+        """
+        assert self.case.checkpoint is not None
+        viewed = () if self.case.checkpoint.config.mla is not None else VIEWED
+        settings = {name: value for name, value in reading.settings.items() if name in viewed}
+        weights = replace(reading, runtime=Runtime(), settings={n: v for n, v in reading.settings.items() if n not in viewed})
+        key = (repr(weights), rebuilt_map, ids)
         if key not in self._drafts:
-            assert self.case.checkpoint is not None
-            draft = build_draft(self.case.checkpoint, self.case.parts, reading)
-            ids = rebuilt_ids(self.case.checkpoint) if rebuilt_map else None
-            if ids is not None:
-                draft.target_ids = ids
+            draft = build_draft(self.case.checkpoint, self.case.parts, weights)
+            rebuilt = rebuilt_ids(self.case.checkpoint) if rebuilt_map else None
+            if rebuilt is not None:
+                draft.target_ids = rebuilt
+            if ids:
+                draft.target_ids = torch.tensor(ids)
             self._drafts[key] = draft
-        return self._drafts[key]
+        if reading.feedback is not None:
+            settings.pop("norm_output", None)
+        return self._drafts[key].view(reading.runtime, settings)
 
     def trained(self, repair: Repair) -> Replay:
         """On training states, held-out ones if given."""
         chosen = self.case.heldout or self.case.train
         assert chosen is not None
-        return self._run(("trained", repair.reading, repair.rebuilt_map), repair, chosen.sequences)
+        return self._run(("trained", repair.reading, repair.rebuilt_map, repair.ids), repair, chosen.sequences)
 
     def served(self, repair: Repair) -> Replay:
         """On the served states with a repair applied."""
@@ -155,7 +187,7 @@ class Ladder:
     def _run(self, key: tuple[object, ...], repair: Repair, sequences: Iterable[Sequence]) -> Replay:
         name = repr((key, [(p.boundary, p.norm, p.scale, p.lag) for p in self.reference or ()]))
         if name not in self._replays:
-            draft = self.draft(repair.reading, repair.rebuilt_map)
+            draft = self.draft(repair.reading, repair.rebuilt_map, repair.ids)
             self._replays[name] = replay(
                 draft, sequences, parts=self.case.parts, k=self.case.k, tree=self.case.tree, on_tokens=self.on_tokens,
             )

@@ -13,17 +13,20 @@ from draftscope.boundaries import default_boundaries
 from draftscope.compare.pairing import embedding_check, last_state_check
 from draftscope.consumers import CONSUMERS, ask, effective
 from draftscope.diagnose.absorb import absorb, check_folder
+from draftscope.diagnose.applying import apply, check_apply
 from draftscope.diagnose.case import Case, Inputs, Selected, open_case
+from draftscope.diagnose.checkpoint import compare_source, covered, read_files
 from draftscope.diagnose.climb import climb
 from draftscope.diagnose.contradictions import Contradiction, contradict, hedge, stands
 from draftscope.diagnose.effects import costs
 from draftscope.diagnose.explain import explain
 from draftscope.diagnose.ladder import Ladder
+from draftscope.diagnose.linted import linted
 from draftscope.diagnose.live import Live, hear, separated
 from draftscope.diagnose.placing import place
 from draftscope.diagnose.rows import examine_rows, integrity
 from draftscope.diagnose.sides import SweptSide, judging, side_facts
-from draftscope.diagnose.verdict import Judged, conclude
+from draftscope.diagnose.verdict import Judged, conclude, rank
 from draftscope.eagle3.reading import Reading
 from draftscope.errors import DraftscopeError, UsageError
 from draftscope.faults import FAULTS
@@ -47,6 +50,7 @@ def diagnose(inputs: Inputs, report: Report = lambda _: None) -> Diagnosis:
         DraftscopeError, UsageError: inputs that can't be read, or that contradict each other.
     """
     check_folder(inputs)
+    check_apply(inputs)
     live = hear(inputs, report) if inputs.url is not None else None
     case = open_case(inputs, report)
     if live is not None and live.k is not None and inputs.k is None and live.k != case.k:
@@ -86,9 +90,12 @@ class Examination:
         place(self)
         examine_rows(self)
         climb(self)
+        compare_source(self, self.ladder)
         self.tell_live()
         self.contradictions = contradict(self)
-        suspicions = [s for fault in FAULTS for s in fault.recognise(self.m) if stands(s, self.contradictions)]
+        suspicions = [s for fault in FAULTS for s in fault.recognise(self.m)]
+        suspicions += linted(self, suspicions)
+        suspicions = [s for s in suspicions if stands(s, self.contradictions)]
         hedge(self, suspicions)
         found = None
         if self.ladder is not None and "served" in self.rungs:
@@ -96,6 +103,9 @@ class Examination:
         self.judged = [Judged(s, found.effects[i] if found else None) for i, s in enumerate(suspicions)]
         diagnosis = conclude(self, self.judged, found)
         diagnosis.explained = {name: explain(self.m, diagnosis, name) for name in self.case.inputs.explain}
+        if self.case.inputs.apply is not None:
+            self.report("applying the fixes to a copy of the checkpoint")
+            diagnosis.applied = apply(self, rank(self.judged), diagnosis.findings)
         return diagnosis
 
     # -- step 1: the checkpoint against its consumer ------------------------------------------------------------------------
@@ -106,6 +116,9 @@ class Examination:
         m.consumer = case.inputs.consumer or self._claimed_consumer()
         if m.consumer is None and self.live is not None:
             m.consumer = self._known(self.live.server.engine, self.live.server.version)
+        if case.checkpoint is None and case.found:
+            self.next.append("the draft could not be replayed: its configuration and its weights contradict each other")
+            return
         if case.checkpoint is None:
             self.next.append("give the draft (--draft): without it nothing can be replayed")
             return
@@ -127,6 +140,7 @@ class Examination:
                 f"; {note}" for note in found.notes
             )
         self.steps.append(text)
+        read_files(self)
 
     def _claimed_consumer(self) -> str | None:
         if self.case.serve is None:
@@ -204,6 +218,7 @@ class Examination:
         self._check_widths()
         self._check_tokens()
         integrity(self)
+        covered(self)
 
     def _check_widths(self) -> None:
         case = self.case

@@ -7,17 +7,19 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from draftscope.diagnose.effects import Costs, loss
+from draftscope.diagnose.confidence import confidence_of
+from draftscope.diagnose.effects import STRENGTH, Costs, loss, mending
+from draftscope.diagnose.norms import measure_norms
+from draftscope.diagnose.power import NOTICEABLE, UNPAIRED, paired, power_of
 from draftscope.diagnose.reference import explained
 from draftscope.faults import FAULTS, fault
 from draftscope.faults.base import Suspicion, verdict_of
 from draftscope.faults.measurements import OTHER, SAME, TRAINED, Measurements
-from draftscope.findings import Diagnosis, Effect, Finding, Fix, Ladder, Placed, Rung, Verdict
+from draftscope.findings import Diagnosis, Effect, Finding, Fix, Ladder, Mended, Placed, Rung, Verdict
 
 if TYPE_CHECKING:
     from draftscope.diagnose.run import Examination
 
-STRENGTH = {"proven": 0, "supported": 1, "suspected": 2}
 BY_SLOT = frozenset({"layer-set", "layer-offset", "residual-missing", "scale-mult", "token-shift", "final-norm",
                      "rotated-space"})
 SOUND = 0.9
@@ -42,7 +44,12 @@ class Judged:
 
 def rank(judged: list[Judged]) -> list[Judged]:
     """Proven before supported before suspected; within a strength by the loss with all else repaired."""
-    return sorted(judged, key=lambda j: (STRENGTH[j.suspicion.strength], -loss(j.effect), _ORDER[j.suspicion.fault]))
+    return sorted(judged, key=_place)
+
+
+def _place(judged: Judged) -> tuple[int, float, float, int]:
+    length, likelihood = loss(judged.effect)
+    return STRENGTH[judged.suspicion.strength], -length, -likelihood, _ORDER.get(judged.suspicion.fault, len(_ORDER))
 
 
 def conclude(examination: Examination, judged: list[Judged], found: Costs | None) -> Diagnosis:
@@ -58,6 +65,7 @@ def conclude(examination: Examination, judged: list[Judged], found: Costs | None
             where=j.suspicion.where,
             says=j.suspicion.says,
             strength=j.suspicion.strength,
+            confidence=_confidence(j.suspicion, m),
             recovery=_recovery(j),
             acceptance=j.effect,
             evidence=j.suspicion.evidence,
@@ -68,23 +76,42 @@ def conclude(examination: Examination, judged: list[Judged], found: Costs | None
     ]
     contradicted = [one.says for one in examination.contradictions]
     gaps = _open_questions(examination, findings)
+    repair = [] if found is None or examination.ladder is None else mending(
+        examination.ladder, [j.suspicion for j in ranked if j.effect is not None], examination.as_read)
     verdict: Verdict
     if ranked:
-        verdict = verdict_of(fault(ranked[0].suspicion.fault), ranked[0].suspicion)
+        first = ranked[0].suspicion
+        verdict = verdict_of(fault(first.fault), first) if first.fault in _ORDER else "wiring"
     else:
         verdict = "undecided" if gaps or contradicted else "clean"
     return Diagnosis(
         schema="draftscope.diagnosis/1",
         verdict=verdict,
         findings=findings,
+        repair=repair,
         placement=examination.placement(),
+        norms=measure_norms(examination.case),
         acceptance=Ladder(**rungs),
         matched={**examination.matched, "reference": m.reference_from},
-        power=_power(examination),
-        next=list(dict.fromkeys([*contradicted, *gaps, *(examination.next if verdict != "clean" else [])])),
+        power=power_of(examination),
+        next=list(dict.fromkeys([
+            *contradicted, *_in_order(repair, rungs), *gaps, *(examination.next if verdict != "clean" else []),
+        ])),
         steps=examination.steps + examination.case.notes,
         provenance=examination.provenance(),
     )
+
+
+def _in_order(repair: list[Mended], rungs: dict[str, Rung]) -> list[str]:
+    """The order in which to mend several faults, and what each step brings."""
+    if len(repair) < 2:
+        return []
+    now = rungs.get("as_read") or rungs.get("served")
+    begin = "" if now is None or now.length is None else f"from {now.length:.2f} "
+    steps = "; ".join(
+        f"{i}. {step.fault} ({', '.join(step.where)})" + ("" if step.length is None else f": {step.length:.2f}")
+        for i, step in enumerate(repair, 1))
+    return [f"mend in this order, accept length by replay {begin}to: {steps}; then measure again"]
 
 
 def _weigh(judged: Judged, m: Measurements) -> None:
@@ -152,6 +179,11 @@ def _not_the_cost(judged: Judged) -> None:
         )
     else:
         suspicion.caveats.append("undoing it makes acceptance worse here: it is not what costs acceptance, or not alone")
+
+
+def _confidence(suspicion: Suspicion, m: Measurements) -> float | None:
+    cell = confidence_of(suspicion.fault, suspicion.strength, min((side.tokens for side in m.sides()), default=0))
+    return None if cell is None else cell.confidence
 
 
 def _recovery(judged: Judged) -> Any:
@@ -241,7 +273,9 @@ def _open_questions(examination: Examination, findings: list[Finding]) -> list[s
         questions.append("what the draft was trained on is unknown: give training states (--train) or the draft (--draft)")
     if examination.case.checkpoint is None:
         questions.append("the draft itself was not looked at: give it (--draft)")
-    if m.gate is None:
+    if m.runtime is not None and m.runtime.drawn and m.runtime.settled:
+        pass
+    elif m.gate is None:
         recorded = examination.counted is not None
         questions.append(
             "the engine's own behaviour was not held against replay: "
@@ -283,14 +317,20 @@ def _gaps(examination: Examination) -> list[str]:
     rungs, gate = dict(examination.rungs), examination.m.gate
     if gate is not None and gate.passed and examination.case.inputs.metrics is None:
         rungs.pop("measured", None)
+    if examination.m.runtime is not None and examination.m.runtime.drawn:
+        rungs.pop("measured", None)  # of drawn drafts, where replay has the draft's best
+    if examination.m.sampler is not None:
+        rungs.pop("trained", None)  # of greedy text, which a draft guesses better than drawn text
     known = [name for name in SPANS if rungs.get(name) is not None and rungs[name].length is not None]
     gaps = []
     for upper, lower in itertools.pairwise(known):
         above, below = rungs[upper], rungs[lower]
         drop = (above.length or 0) - (below.length or 0)
         # Another text, and training text at that, accepts otherwise without a fault.
-        slack = 0.25 * (above.length or 0) if upper == "trained" else 0.05
-        if above.k == below.k and drop > slack and _below(below, above):
+        slack = 0.25 * (above.length or 0) if upper == "trained" else UNPAIRED
+        same = paired(examination, upper, lower)
+        fell = drop > slack and _below(below, above) if same is None or same.interval is None else same.interval[1] < -NOTICEABLE
+        if above.k == below.k and fell:
             order = list(SPANS)
             spans = ", ".join(SPANS[name] for name in order[order.index(upper) + 1 : order.index(lower) + 1])
             gaps.append(
@@ -298,17 +338,3 @@ def _gaps(examination: Examination) -> list[str]:
                 f"{spans}"
             )
     return gaps
-
-
-def _power(examination: Examination) -> dict[str, Any]:
-    """The smallest effect that this much data would have shown."""
-    m = examination.m
-    rung = examination.rungs.get("as_read") or examination.rungs.get("served")
-    half = (rung.interval[1] - rung.interval[0]) / 2 if rung is not None and rung.interval else None
-    margins = [p.margin for side in m.sides() for p in side.slots if p.margin is not None]
-    return {
-        "rows": {side.name: side.tokens for side in m.sides()},
-        "smallest_length_difference": half,
-        "smallest_margin": min(margins) if margins else None,
-        "steps": None if m.gate is None else m.gate.steps,
-    }

@@ -19,6 +19,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
+from draftscope.eagle3.altered import altered
 from draftscope.eagle3.config import DraftConfig
 from draftscope.eagle3.dialects import Writer, describe, invalid
 from draftscope.eagle3.model import Draft
@@ -166,7 +167,12 @@ def build_draft(checkpoint: Checkpoint, parts: TargetParts | None = None, readin
         raise invalid("setting", error, where) from None
     _bounded(expected_shapes(config), checkpoint.tensors, checkpoint.folder)
     draft = Draft(config)
-    held = {n: t for n, t in checkpoint.tensors.items() if not n.startswith(reading.lost)} if reading.lost else checkpoint.tensors
+    # What the configuration has no use for may have one under the settings in effect.
+    held = {**checkpoint.idle, **checkpoint.tensors}
+    if reading.lost:
+        held = {name: tensor for name, tensor in held.items() if not name.startswith(reading.lost)}
+    if reading.altered:
+        held = altered(held, reading.altered, config, parts)
     with torch.no_grad():
         for name, parameter in draft.named_parameters():
             tensor = held.get(name)
@@ -181,6 +187,7 @@ def build_draft(checkpoint: Checkpoint, parts: TargetParts | None = None, readin
             else:
                 parameter.copy_(tensor)
     draft.target_ids = target_ids(held.get("d2t"), config, reading.d2t)
+    draft.runtime = reading.runtime
     embedding = held.get("embed_tokens.weight")
     if embedding is None and parts is not None:
         embedding = parts.embedding

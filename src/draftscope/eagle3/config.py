@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Dialect = Literal["native", "speculators"]
 LaterNorm = Literal["input_layernorm", "hidden_norm"]
+Residual = Literal["kept", "branch", "entry"]
 
 # Far beyond any draft; what a file asks for beyond them is a mistake, or a trap for the memory.
 _WIDEST, _MOST, _MOST_LAYERS, _VOCABULARY = 2**20, 2**14, 256, 2**24
@@ -57,6 +58,8 @@ class DraftConfig(BaseModel):
         double_norm: in the first layer the feature passes `input_layernorm` before `hidden_norm`, as ModelOpt 0.47 trains
             (`speculative/plugins/modeling_eagle.py`: transformers' layer norms it, the attention's hook norms it again). No
             file says so and no engine does it.
+        residual: what an engine makes of the stream: `branch` hands out what the last layer adds and not the sum, `entry` loses
+            what the first layer was given. No file says so.
         tie_word_embeddings: what the file says; the draft here has a head of its own either way (SGLang takes the embedding).
         mla: multi-head latent attention in place of Llama's; the fields of key heads and head width are not used then.
     """
@@ -93,6 +96,7 @@ class DraftConfig(BaseModel):
     mlp_bias: bool = False
     fc_bias: bool = False
     double_norm: bool = False
+    residual: Residual = "kept"
     tie_word_embeddings: bool = False
     mla: LatentAttention | None = None
 

@@ -139,7 +139,7 @@ def _switch(raw: dict[str, Any], nested: dict[str, Any], *names: str) -> bool:
 
 
 def _final_norm(raw: dict[str, Any], nested: dict[str, Any], dialect: Dialect, plain: bool, writer: Writer | None,
-                notes: list[str]) -> dict[str, bool]:
+                notes: list[str]) -> dict[str, Any]:
     """Both meanings of `norm_output`: whether the head's norm is there at all (SpecForge), or what is fed back (all others)."""
     if writer == "specforge":
         return {"norm_before_head": raw.get("norm_output") is not False, "norm_output": False}
@@ -152,7 +152,7 @@ def _final_norm(raw: dict[str, Any], nested: dict[str, Any], dialect: Dialect, p
     return {"norm_before_head": before_head, "norm_output": fed_back}
 
 
-def _biases(layer: dict[str, Any], held: frozenset[str]) -> dict[str, bool]:
+def _biases(layer: dict[str, Any], held: frozenset[str]) -> dict[str, Any]:
     """`attention_bias` is a bias on q, k, v and o; tensors that are there tell more."""
     said = bool(layer.get("attention_bias"))
     prefix = "midlayer.self_attn."

@@ -56,10 +56,18 @@ class Drafter:
                  shape: TreeShape | None = None, sampling: Sampling | None = None) -> None:
         self.draft, self.k, self.shape = draft, k, shape
         self.sampling = sampling if sampling is not None and sampling.draft == "probabilistic" else None
-        self.cache = DraftCache(draft.config, rows, capacity)
+        self.cache = self._new_cache(rows, capacity)
         feeds: dict[str | None, Callable[[Tensor], Tensor]] = {"pre": lambda state: state, "post": draft.norm}
         self._feed = feeds.get(feedback, draft.feedback)
         self._output = draft.norm.weight.new_zeros(rows, draft.config.hidden_size)
+
+    def _new_cache(self, rows: int, capacity: int) -> DraftCache:
+        return DraftCache(self.draft.config, rows, capacity)
+
+    def begin(self, hidden: Tensor, following: Tensor, counts: Tensor, at: Tensor, shared: Tensor) -> None:
+        """Start requests: `extend` over whole prompts; `shared` [R], rows of each that an earlier prompt begins with, too."""
+        self.cache.clear(at)
+        self.extend(hidden, following, counts, at)
 
     def extend(self, hidden: Tensor, following: Tensor, counts: Tensor, at: Tensor | None) -> None:
         """Run over accepted rows: projected true features [R, W, H], the token after each row [R, W], how many count [R]."""
@@ -68,23 +76,29 @@ class Drafter:
         self.cache.commit(counts, at)
         self._output[slice(None) if at is None else at] = outputs[torch.arange(len(counts)), counts - 1]
 
-    def propose(self, at: Tensor | None, draws: Sequence[Draws] = ()) -> Proposal:
-        """A chain of K drafted tokens per row, or a tree; `draws` [R] where tokens are drawn."""
+    def propose(self, at: Tensor | None, draws: Sequence[Draws] = (), given: Tensor | None = None) -> Proposal:
+        """A chain of K drafted tokens per row, or a tree; `draws` [R] where tokens are drawn.
+
+        Args:
+            given: [R, K] target ids that a chain drafts in place of its own.
+        """
         if self.shape is not None:
             return self._tree(self.shape, at, draws)
         state = self._output if at is None else self._output[at]
-        states, drafted = [state], [self._pick(state)]
-        for _ in range(self.k - 1):
+        states, drafted = [state], [self._pick(state, given, 0)]
+        for step in range(1, self.k):
             positions, _ = self.cache.begin(1, at)
             fed, embeds = self._feed(state)[:, None], self.draft.embed(drafted[-1])[:, None]
             state = self.draft(fed, embeds, positions.to(state.device), self.cache)[:, 0]
             self.cache.commit(1, at)
             states.append(state)
-            drafted.append(self._pick(state))
+            drafted.append(self._pick(state, given, step))
         self.cache.commit(1 - self.k, at)
         return Proposal(torch.stack(drafted, 1).cpu(), torch.stack(states, 1))
 
-    def _pick(self, output: Tensor) -> Tensor:
+    def _pick(self, output: Tensor, given: Tensor | None, step: int) -> Tensor:
+        if given is not None:
+            return given[:, step].to(output.device)
         return self.draft.target_ids[self.draft.logits(output).argmax(-1)]
 
     def _tree(self, shape: TreeShape, at: Tensor | None, draws: Sequence[Draws]) -> Proposal:
@@ -122,6 +136,6 @@ class Drafter:
         if self.sampling is None:
             best = logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32)).topk(topk, -1)
             return best.values.cpu(), best.indices.cpu()
-        q = self.sampling.distribution(logits.cpu())
+        q = self.sampling.drafts(logits.cpu())
         tokens = torch.stack([torch.stack([draws[row].order(node, topk) for node in rows]) for row, rows in enumerate(q)])
         return q.topk(topk, -1).values.log(), tokens

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from draftscope.eagle3.drafter import Drafter
 from draftscope.eagle3.generated import Generated
+from draftscope.eagle3.habits import Shared, new_drafter
 from draftscope.eagle3.model import Draft
 from draftscope.eagle3.sampling import Draws, Sampling
 from draftscope.eagle3.stopping import StopStrings
@@ -125,7 +125,8 @@ def generate(target: Target, draft: Draft | None, prompts: Sequence[Sequence[int
     capacity = min(max(map(len, prompts), default=0) + max_new, context) + scratch + 1
     taps, verified = ((), ()) if draft is None else (wiring.taps(), wiring.taps("verify"))
     cache = target.new_cache(rows, capacity)
-    drafter = None if draft is None else Drafter(draft, k, rows, capacity, feedback, shape, sampling)
+    drafter = None if draft is None else new_drafter(draft, k, rows, capacity, feedback, shape, sampling)
+    shared = Shared(0 if draft is None else draft.runtime.prefix)
     results = [Generated(request) for request in range(len(prompts))]
     waiting = deque(results)
     held: list[Generated | None] = [None] * rows
@@ -165,8 +166,8 @@ def generate(target: Target, draft: Draft | None, prompts: Sequence[Sequence[int
                     hidden = drafter.draft.project(features)
                     following = F.pad(ids[:, 1:], (0, 1))
                     following[ends] = bonus[at]
-                    drafter.cache.clear(at)
-                    drafter.extend(hidden, following, counts, at)
+                    begun = torch.tensor([shared.rows(prompts[request.request]) for request in fresh])
+                    drafter.begin(hidden, following, counts, at, begun)
                 for i, (row, request) in enumerate(zip(free, fresh, strict=True)):
                     request.first_token = time.perf_counter()
                     keep(request, [int(bonus[row])])

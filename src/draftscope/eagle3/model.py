@@ -8,6 +8,10 @@ after speculators 0.9.0 `models/eagle3/model_definitions.py`, SpecForge 0.2.0 `m
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from copy import copy
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -16,6 +20,7 @@ from draftscope.eagle3.attention import Attend as Attend
 from draftscope.eagle3.attention import Attention, rotary
 from draftscope.eagle3.config import DraftConfig
 from draftscope.eagle3.latent import LatentAttention
+from draftscope.eagle3.reading import Runtime
 from draftscope.eagle3.stepmask import StepMask as StepMask
 
 
@@ -38,6 +43,7 @@ class Layer(nn.Module):
     def __init__(self, config: DraftConfig) -> None:
         super().__init__()
         self.norm_before_residual, self.double_norm = config.norm_before_residual, config.double_norm
+        self.keeps_entry, self.keeps_stream = config.residual != "entry", config.residual != "branch" or config.layers > 1
         self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.hidden_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.self_attn = _attention(config, 0)
@@ -45,11 +51,18 @@ class Layer(nn.Module):
         self.mlp = MLP(config)
 
     def forward(self, hidden: Tensor, embeds: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+        stream, branch = self.halves(hidden, embeds, cos, sin, attend)
+        return stream + branch
+
+    def halves(self, hidden: Tensor, embeds: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> tuple[Tensor, Tensor]:
+        """The stream before the MLP, and what the MLP adds to it."""
         normed = self.hidden_norm(self.input_layernorm(hidden) if self.double_norm else hidden)
         residual = normed if self.norm_before_residual else hidden
         # The embedding comes first in the concatenation, in every stack.
-        x = residual + self.self_attn(torch.cat([self.input_layernorm(embeds), normed], -1), cos, sin, attend)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        x = self.self_attn(torch.cat([self.input_layernorm(embeds), normed], -1), cos, sin, attend)
+        if self.keeps_entry:
+            x = residual + x
+        return x if self.keeps_stream else torch.zeros_like(x), self.mlp(self.post_attention_layernorm(x))
 
 
 class LaterLayer(nn.Module):
@@ -58,21 +71,28 @@ class LaterLayer(nn.Module):
     def __init__(self, config: DraftConfig, layer: int) -> None:
         super().__init__()
         self.norm_name = config.later_norm
+        self.keeps_stream = config.residual != "branch" or layer + 1 < config.layers
         self.add_module(self.norm_name, nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps))
         self.self_attn = _attention(config, layer)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.mlp = MLP(config)
 
     def forward(self, hidden: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+        stream, branch = self.halves(hidden, cos, sin, attend)
+        return stream + branch
+
+    def halves(self, hidden: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> tuple[Tensor, Tensor]:
+        """The stream before the MLP, and what the MLP adds to it."""
         x = hidden + self.self_attn(self.get_submodule(self.norm_name)(hidden), cos, sin, attend)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        return x if self.keeps_stream else torch.zeros_like(x), self.mlp(self.post_attention_layernorm(x))
 
 
 class Draft(nn.Module):
     """A draft model. Parameter names are the native dialect's: `fc`, `midlayer.*`, `layers.1.*` and on, `norm`, `lm_head`.
 
     The embedding is the target's unless the checkpoint brings its own: set `embedding` to a [V, H] tensor either way.
-    `target_ids` [D] int64 maps draft ids to target ids (identity when the vocabularies are equal).
+    `target_ids` [D] int64 maps draft ids to target ids (identity when the vocabularies are equal). `runtime` is how an engine
+    runs it, where it serves and is replayed.
 
     Raises:
         DraftscopeError: rope parameters that can't be used.
@@ -98,12 +118,28 @@ class Draft(nn.Module):
         self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
         self.register_buffer("target_ids", torch.arange(config.draft_vocab_size), persistent=False)
         self.embedding: Tensor | None = None
+        self.runtime = Runtime()
         self.rotary = rotary(config)
 
     @property
     def dtype(self) -> torch.dtype:
         """The weights'."""
         return self.norm.weight.dtype
+
+    def view(self, runtime: Runtime, settings: Mapping[str, Any]) -> Draft:
+        """The draft with the same weights, run otherwise; settings are those that change no weight's use (`sliding_window`).
+
+        Raises:
+            DraftscopeError: rope parameters that can't be used.
+        """
+        other = copy(self)
+        other.runtime = runtime
+        if settings:
+            other.config = self.config.model_copy(update=dict(settings))
+            other._modules = dict(self._modules)
+            if "rope_parameters" in settings:
+                other.rotary = rotary(other.config)
+        return other
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Target token ids [...] to embeddings [..., H], in the draft's dtype."""
@@ -137,6 +173,14 @@ class Draft(nn.Module):
         for layer in self.layers.values():
             x = layer(x, cos, sin, attend)
         return x
+
+    def halves(self, hidden: Tensor, embeds: Tensor, positions: Tensor, attend: Attend) -> tuple[Tensor, Tensor]:
+        """`forward` as the last layer's two halves [B, T, H]: the stream before its MLP, and what that adds."""
+        cos, sin = self.rotary(hidden, positions)
+        found: tuple[Tensor, Tensor] = self.midlayer.halves(hidden, embeds, cos, sin, attend)
+        for layer in self.layers.values():
+            found = layer.halves(found[0] + found[1], cos, sin, attend)  # type: ignore[operator]
+        return found
 
     def head_input(self, output: Tensor) -> Tensor:
         """The last layer's output [..., H] as the head takes it: normed unless `norm_before_head` is off."""

@@ -22,6 +22,8 @@ from torch import Tensor
 
 from draftscope.eagle3.acceptance import Ints, Likelihood
 from draftscope.eagle3.drafting import Drafted, Drafter
+from draftscope.eagle3.enacting import Course, Enacted, enact, leads, prefixes
+from draftscope.eagle3.habits import Shared
 from draftscope.eagle3.matching import Matcher, Prepared, Text, answer_rows
 from draftscope.eagle3.model import Draft
 from draftscope.eagle3.replayed import Gate, NearTie, Outcome, Replay, Replayed, StepOutcome, compare
@@ -45,6 +47,9 @@ def replay(
 ) -> Replay:
     """Run the draft over recorded states.
 
+    A draft whose `runtime` is not right is run round after round, as an engine does: then only rows that rounds start from have
+    an outcome, so that the read-out `all` is the walk's, and there is no -log p.
+
     Args:
         draft: with its embedding; computes in its own dtype.
         sequences: read lazily, a few at a time.
@@ -66,13 +71,19 @@ def replay(
     matcher = Matcher(draft, parts, k, text)
     result = Replay(k)
     names: dict[str, int] = {}
+    shared = Shared(draft.runtime.prefix)
     with torch.no_grad():
         for group in _buffered(sequences):
             prepared = [matcher.prepare(_named(sequence, names)) for sequence in group]
             done: dict[int, Replayed] = {}
+            missing = [0] * len(prepared) if draft.runtime.right else prefixes(prepared, shared)
             for batch in _batches(prepared):
-                for i, drafted in zip(batch, drafter.run([prepared[i] for i in batch]), strict=True):
-                    done[i] = _judge(prepared[i], drafted, drafter)
+                chosen = [prepared[i] for i in batch]
+                if draft.runtime.right:
+                    found = [_judge(one, drafted, drafter) for one, drafted in zip(chosen, drafter.run(chosen), strict=True)]
+                else:
+                    found = _enact(drafter, chosen, [missing[i] for i in batch])
+                done |= dict(zip(batch, found, strict=True))
                 if on_tokens is not None:
                     on_tokens(sum(prepared[i].sequence.rows for i in batch))
             result.sequences += [done[i] for i in range(len(group))]
@@ -135,6 +146,34 @@ def _batches(prepared: list[Prepared]) -> Iterator[list[int]]:
 def _span(one: Prepared) -> int:
     """Feature rows that the replayed rows can see."""
     return int(one.rows.max()) + 1 if len(one.rows) else 0
+
+
+def _enact(drafter: Drafter, batch: list[Prepared], missing: list[int]) -> list[Replayed]:
+    """Round after round, once along the recorded starts and once along its own."""
+    runs = []
+    for walked in (False, True):
+        courses = [Course(one, walked) for one in batch]
+        runs.append(enact(drafter.draft, drafter.k, drafter.shape, batch, courses, missing))
+    return [_told(one, drafter, *both) for one, *both in zip(batch, *runs, strict=True)]
+
+
+def _told(one: Prepared, drafter: Drafter, stepped: Enacted, walked: Enacted) -> Replayed:
+    k, recorded = drafter.k, one.sequence.steps
+    unlike = recorded is not None and not _alike(recorded, drafter.shape)
+    steps = None
+    if recorded is not None and not unlike:
+        gaps = torch.zeros(len(one.rows), k, dtype=torch.float64)
+        lead, limit = np.zeros(len(one.rows), dtype=np.int64), np.full(len(one.rows), k)
+        lead[stepped.rows], limit[stepped.rows] = leads(one, stepped, 1, k)
+        if stepped.rows:
+            gaps[stepped.rows] = torch.stack(stepped.gap).double()
+        at = one.steps.numpy()
+        steps = _judge_steps(recorded, one.placed, Outcome(one.rows.numpy()[at], lead[at], limit[at], k), gaps[one.steps])
+    answer = Outcome(one.rows.numpy()[walked.rows], *leads(one, walked, 0, k), k)
+    seeing = int((one.rows[one.answers] >= one.finite).sum())
+    return Replayed(name=one.sequence.name, written=one.written, share=one.share, checked=one.checked, last_norm=one.last_norm,
+                    answer=answer, walk=None if one.walked is None else answer, steps=steps, likelihood=Likelihood(),
+                    nonfinite=seeing, unlike=unlike)
 
 
 def _judge(one: Prepared, drafted: Drafted, drafter: Drafter) -> Replayed:

@@ -72,6 +72,9 @@ class Sampling:
         top_k: 0 = all.
         draft: `greedy` proposes the draft's best tokens, `probabilistic` draws them under the same settings.
         seed: with a request's number it seeds that request's draws.
+        equality: a drawn draft stands only where a token drawn from the target's distribution equals it: the text is right, less
+            is accepted than could be.
+        draft_temperature: at which drafts are drawn; None = at the same.
 
     Raises:
         UsageError: a value out of range.
@@ -82,9 +85,12 @@ class Sampling:
     top_k: int = 0
     draft: DraftSampling = "greedy"
     seed: int = 0
+    equality: bool = False
+    draft_temperature: float | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.temperature < float("inf") or not 0 < self.top_p <= 1 or self.top_k < 0:
+        warm = (self.temperature, self.temperature if self.draft_temperature is None else self.draft_temperature)
+        if not all(0 < t < float("inf") for t in warm) or not 0 < self.top_p <= 1 or self.top_k < 0:
             raise UsageError(
                 f"cannot sample with temperature {self.temperature}, top-p {self.top_p}, top-k {self.top_k}",
                 remedy="The temperature is above 0, top-p above 0 and at most 1, top-k 0 (all) or more",
@@ -97,9 +103,13 @@ class Sampling:
     def draws(self, request: int) -> Draws:
         return Draws(self.seed_of(request))
 
-    def distribution(self, logits: Tensor) -> Tensor:
+    def drafts(self, logits: Tensor) -> Tensor:
+        """`distribution` of the draft's logits."""
+        return self.distribution(logits, self.draft_temperature)
+
+    def distribution(self, logits: Tensor, temperature: float | None = None) -> Tensor:
         """Logits [..., n] to probabilities [..., n] float64."""
-        scaled = logits.double() / self.temperature
+        scaled = logits.double() / (temperature or self.temperature)
         if 0 < self.top_k < scaled.shape[-1]:
             best = scaled.topk(self.top_k, -1)
             scaled = torch.full_like(scaled, -torch.inf).scatter(-1, best.indices, best.values)

@@ -77,9 +77,9 @@ def verify_sampled(
         while True:
             children = [column for column, parent in enumerate(parents) if parent == node - 1 and tokens[column] >= 0]
             p = sampling.distribution(logits[row, node])
-            if proposal.tree is not None and proposal.logits is not None and children:
+            if proposal.tree is not None and proposal.logits is not None and children and not sampling.equality:
                 assert ids is not None
-                q = sampling.distribution(proposal.logits[row, int(proposal.tree.sources[row, children[0]])])
+                q = sampling.drafts(proposal.logits[row, int(proposal.tree.sources[row, children[0]])])
                 drawn = proposal.tree.tokens[row, children].tolist()
                 token, taken = verify_drawn(p, q, drawn, ids, draws[row])
             else:

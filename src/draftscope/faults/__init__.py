@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from draftscope.faults.attn_mask import AttnMask
 from draftscope.faults.base import Fault
 from draftscope.faults.capture_alias import CaptureAlias
 from draftscope.faults.config_flag import ConfigFlag
+from draftscope.faults.ctx_limit import CtxLimit
+from draftscope.faults.draft_kv import DraftKv
+from draftscope.faults.draft_residual import DraftResidual
 from draftscope.faults.final_norm import FinalNorm
 from draftscope.faults.graph_capture import GraphCapture
 from draftscope.faults.layer_offset import LayerOffset
@@ -13,13 +17,18 @@ from draftscope.faults.lossmask_empty import LossmaskEmpty
 from draftscope.faults.metric import Metric
 from draftscope.faults.nonfinite import NonFinite
 from draftscope.faults.parallel_shard import ParallelShard
+from draftscope.faults.pos_id import PosId
+from draftscope.faults.quant_inherit import QuantInherit
 from draftscope.faults.recur_state import RecurState
 from draftscope.faults.req_mix import ReqMix
 from draftscope.faults.residual_missing import ResidualMissing
+from draftscope.faults.rope import Rope
 from draftscope.faults.rotated_space import RotatedSpace
+from draftscope.faults.sampler import Sampler
 from draftscope.faults.scale_mult import ScaleMult
 from draftscope.faults.schema_width import SchemaWidth
 from draftscope.faults.target_quant import TargetQuant
+from draftscope.faults.tied_head import TiedHead
 from draftscope.faults.token_shift import TokenShift
 from draftscope.faults.train_budget import TrainBudget
 from draftscope.faults.vocab_map import VocabMap
@@ -34,7 +43,10 @@ FAULTS: tuple[Fault, ...] = (
     ParallelShard(),
     WeightMissing(),
     VocabMap(),
+    TiedHead(),
+    QuantInherit(),
     ConfigFlag(),
+    DraftResidual(),
     LayerSet(),
     LayerOffset(),
     ResidualMissing(),
@@ -44,6 +56,12 @@ FAULTS: tuple[Fault, ...] = (
     TokenShift(),
     TargetQuant(),
     RecurState(),
+    PosId(),
+    Rope(),
+    AttnMask(),
+    DraftKv(),
+    CtxLimit(),
+    Sampler(),
     LossmaskEmpty(),
     Metric(),
     TrainBudget(),

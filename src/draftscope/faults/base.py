@@ -29,6 +29,7 @@ class Undo:
         loading: the checkpoint's tensors as they are, in place of what the engine's loader made of them.
         altered: of the checkpoint's tensors, as `eagle3.altered` names it.
         ids: target id of every draft id; () = unchanged.
+        habits: fields of `eagle3.reading.Runtime` that are right again; unset: settings that are the checkpoint's again.
     """
 
     reference: frozenset[int] = frozenset()
@@ -42,6 +43,8 @@ class Undo:
     loading: bool = False
     altered: tuple[str, ...] = ()
     ids: tuple[int, ...] = ()
+    habits: tuple[str, ...] = ()
+    unset: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)

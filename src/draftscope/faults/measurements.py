@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from draftscope.engines.counted import Counters
+from draftscope.faults.facts_checkpoint import CheckpointFacts
 from draftscope.faults.facts_rows import RowFacts
+from draftscope.faults.facts_runtime import RuntimeFacts, SamplerFacts
 from draftscope.faults.facts_slots import SlotFacts
 from draftscope.findings import Placed
 
@@ -17,6 +19,8 @@ LEARNED = 0.5
 """-log p on training states over that under token frequencies, from which a draft looks as if it had learned nothing."""
 CLEARLY = 0.3
 """Fall of -log p from which another reading of the checkpoint is the one that it was trained with."""
+TURNED = 0.1
+"""Disagreement of cosines, in units of their spread, up to which an orthogonal map explains them."""
 SAME, OTHER = 0.03, 0.2
 """Relative error of a stage reproduced within rounding (bf16 included), and of one computed with other weights or input."""
 
@@ -134,6 +138,8 @@ class EmbeddingFacts:
         rung: the rung on which both were tried.
         own, target: -log p of the token to match with the checkpoint's own and with the target's.
         own_length, target_length: accept lengths.
+        turned: how far the cosines between its rows are from those of the target's (`transforms.gram_error`): 0 under an
+            orthogonal map.
     """
 
     same_rows: float
@@ -142,6 +148,7 @@ class EmbeddingFacts:
     target: float | None
     own_length: float | None
     target_length: float | None
+    turned: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +158,7 @@ class TurnedFacts:
     Attributes:
         name, value: the switch and the value that does better.
         own, turned: -log p of the token to match; own_length, turned_length: accept lengths.
+        next_best: what the next best of the other readings tried gains there, as a share of what this switch does.
     """
 
     name: str
@@ -159,6 +167,7 @@ class TurnedFacts:
     turned: float
     own_length: float | None
     turned_length: float | None
+    next_best: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +195,8 @@ class Measurements:
         gate: as read; gate_with: the same with a known runtime fault added to the reading, by `key=value`.
         unigram_nll: -log p of the training answers' tokens under their own frequencies.
         counters: acceptance as the engine tells it; recorded_steps: verify steps of the capture that `measured` is of.
+        runtime: the engine's own rounds run again under known wrong runtimes.
+        sampler: what became of the drafts of sampled requests.
         assigned: unpaired candidates: serving slot -> training entry, with margins.
         rows: by side, what was measured row by row.
     """
@@ -208,6 +219,8 @@ class Measurements:
     gate: GateFacts | None = None
     changed: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     gate_with: dict[str, GateFacts] = field(default_factory=dict)
+    runtime: RuntimeFacts | None = None
+    sampler: SamplerFacts | None = None
     rungs: dict[str, RungFacts] = field(default_factory=dict)
     unigram_nll: float | None = None
     assigned: list[tuple[int, int, float]] = field(default_factory=list)
@@ -218,6 +231,7 @@ class Measurements:
     turned: TurnedFacts | None = None
     recorded_steps: int = 0
     rows: dict[SideName, RowFacts] = field(default_factory=dict)
+    checkpoint: CheckpointFacts | None = None
 
     @property
     def wanted_by(self) -> str:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from draftscope.eagle3.reading import Reading
+from draftscope.eagle3.sampling import Sampling
 from draftscope.faults.rewriting import Rewritten
 from draftscope.target.quantised import Precision
 from draftscope.target.spoiling import Spoiler
 from draftscope.target.wiring import Wiring
 
 Reported = Literal["counts", "simulated", "bonus left out", "conditional as joint"]
+
+Build = Literal["", "fc_norm", "norm_before_fc", "fc_bias"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +28,14 @@ class Plant:
         engine: how the engine reads the checkpoint.
         drop: name prefixes of tensors that the checkpoint file lacks.
         poison: a tensor of the checkpoint file with one value that is not finite.
-        embedding: what the exporter put beside the draft: nothing, or an embedding whose rows belong to other tokens.
+        embedding: what the exporter put beside the draft: nothing, an embedding whose rows belong to other tokens, the one
+            that it was trained with (another basis than the target's), or that of the rotated target.
         config: keys of its config.json that say something else than it was trained with.
+        export: what the exporter did to its tensors, as `eagle3.altered` names it.
+        draft: a draft of another build: with norms or a bias before `fc`, with gains that the trained states have.
+        state: which state of training was exported: the trained one, the one before the first step, or one after few sequences.
+        refused: no engine starts with this checkpoint: what was captured is of the one before it.
+        source: the checkpoint that it was exported from is at hand.
         stored_map: how the exporter wrote `d2t`.
         loss_mask: `empty` when the assistant marker was never found.
         training_sequences: the draft trained anew, on so few sequences; None = the pair's own draft.
@@ -34,6 +43,7 @@ class Plant:
             that count something else.
         rewritten: what the writers of either side's files do to the layout of what they are given.
         train_ranks: the data writer's data-parallel ranks, which take turns, where they do not agree; () = all are as `train`.
+        sampling: how the engine draws tokens; None = greedily.
         labels: the names that the writer of the training data gives its entries; () = boundaries, truthfully.
     """
 
@@ -44,13 +54,19 @@ class Plant:
     engine: Reading = field(default_factory=Reading)
     drop: tuple[str, ...] = ()
     poison: str = ""
-    embedding: Literal["", "of other tokens"] = ""
-    config: tuple[tuple[str, bool], ...] = ()
+    embedding: Literal["", "of other tokens", "trained", "rotated"] = ""
+    config: tuple[tuple[str, Any], ...] = ()
+    export: tuple[str, ...] = ()
+    draft: Build = ""
+    state: Literal["trained", "step 0", "early"] = "trained"
+    refused: bool = False
+    source: bool = False
     stored_map: Literal["offset", "absolute"] = "offset"
     loss_mask: Literal["kept", "empty"] = "kept"
     training_sequences: int | None = None
     rewritten: Rewritten = field(default_factory=Rewritten)
     train_ranks: tuple[Wiring, ...] = ()
+    sampling: Sampling | None = None
     labels: tuple[str, ...] = ()
     reported: Reported = "counts"
 

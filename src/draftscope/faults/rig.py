@@ -6,22 +6,28 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 
-from draftscope.eagle3.checkpoint import build_draft, load_checkpoint, target_ids
+from draftscope.eagle3.altered import altered
+from draftscope.eagle3.checkpoint import build_draft, initial_value, load_checkpoint, target_ids
 from draftscope.eagle3.examples import load_examples
 from draftscope.eagle3.generate import generate
 from draftscope.eagle3.generated import Summary, summarise
 from draftscope.eagle3.train import Settings, train
 from draftscope.engines.transformers import Capture, description
-from draftscope.faults.plant import Plant
+from draftscope.faults.plant import Build, Plant
 from draftscope.states import plain
 from draftscope.states.types import Sample
 from draftscope.target.model import Target
 from draftscope.target.quantised import quantised
+from draftscope.target.spoiling import turn
 from draftscope.target.wiring import Wiring
+
+EARLY = 6
+"""Training sequences after which an early checkpoint was saved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +47,7 @@ class Run:
     draft: Path
     metrics: Path
     summary: Summary
+    source: Path | None = None
 
 
 @dataclass
@@ -70,7 +77,7 @@ class Rig:
         self.write_checkpoint(plant, draft)
         summary = self.serve(plant, draft, serve)
         metrics = self.report(plant, summary, out)
-        return Run(train, serve, draft, metrics, summary)
+        return Run(train, serve, draft, metrics, summary, self.write_source(plant, out / "source"))
 
     def report(self, plant: Plant, summary: Summary, folder: Path) -> Path:
         """Acceptance as it is told: the engine's counts, or as planted."""
@@ -114,21 +121,69 @@ class Rig:
         """The draft's checkpoint as its exporter leaves it."""
         folder.mkdir(parents=True, exist_ok=True)
         source = self.checkpoint
-        if plant.training_sequences is not None:
-            source = self.train_anew(plant, plant.training_sequences, folder.parent / "trained")
+        sequences = plant.training_sequences or (EARLY if plant.state == "early" else None)
+        if sequences is not None:
+            source = self.train_anew(plant, sequences, folder.parent / "trained")
         tensors = load_file(source / "model.safetensors")
+        config = json.loads((source / "config.json").read_text())
+        self._build(plant.draft, tensors, config)
+        if plant.state == "step 0":
+            tensors = {name: initial_value(name, tensor, 1).to(tensor.dtype) if tensor.is_floating_point() else tensor
+                       for name, tensor in tensors.items()}
+        tensors = altered(tensors, plant.export, load_checkpoint(source).config, self.target.parts)
         if plant.stored_map == "absolute":
             tensors["d2t"] = target_ids(tensors["d2t"], load_checkpoint(source).config)
-        if plant.embedding:
-            tensors["embed_tokens.weight"] = self.target.parts.embedding.roll(1, 0).to(tensors["fc.weight"].dtype)
+        if plant.embedding == "trained":
+            _own_basis(tensors, self.target.parts.embedding)
+        elif plant.embedding:
+            table = self.target.parts.embedding
+            table = turn(table, "orthogonal") if plant.embedding == "rotated" else table.roll(1, 0)
+            tensors["embed_tokens.weight"] = table.to(tensors["fc.weight"].dtype)
         if plant.poison:
             tensors[plant.poison] = tensors[plant.poison].clone().index_fill_(0, torch.tensor([3]), float("nan"))
         dropped = {name for name in tensors if name.startswith(plant.drop)} if plant.drop else set()
         if "d2t" in plant.drop:
             dropped.add("t2d")
         save_file({name: tensor for name, tensor in tensors.items() if name not in dropped}, folder / "model.safetensors")
-        config = json.loads((source / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps(config | dict(plant.config)))
+        config = {key: value for key, value in (config | dict(plant.config)).items() if value is not None}
+        (folder / "config.json").write_text(json.dumps(config))
+
+    def write_source(self, plant: Plant, folder: Path) -> Path | None:
+        """The checkpoint that it was exported from, where that is at hand."""
+        if not plant.source:
+            return None
+        self.write_checkpoint(Plant(serve=plant.serve, train=plant.train, draft=plant.draft), folder)
+        return folder
+
+    def _build(self, build: Build, tensors: dict[str, torch.Tensor], config: dict[str, Any]) -> None:
+        """A draft with norms or a bias before `fc` that does nearly as the trained one with them, and badly without.
+
+        Gains are the states' usual sizes times factors that `fc` takes back; the bias is what `fc` makes of the states' mean.
+        """
+        if not build:
+            return
+        ids = torch.tensor([self.conversations[0].token_ids])
+        boundaries = load_checkpoint(self.checkpoint, target_layers=self.target.layers).config.boundaries or ()
+        with torch.inference_mode():
+            slots = self.target.forward(ids, Plant.healthy(boundaries).serve.slots).taps[0].float()
+        fc, count, wide = tensors["fc.weight"].float(), slots.shape[1], slots.shape[2]
+        if build == "fc_bias":
+            mean = slots.flatten(1).mean(0)
+            along = mean / mean.norm()
+            tensors["fc.bias"] = (fc @ mean).to(tensors["fc.weight"].dtype)
+            tensors["fc.weight"] = (fc - (fc @ along)[:, None] * along).to(tensors["fc.weight"].dtype)
+            config["bias"] = True
+            return
+        per_slot = build == "fc_norm"
+        states = slots if per_slot else slots.flatten(1)
+        sizes = states.square().mean(-1).sqrt().median(0).values
+        factors = torch.tensor([4.0, 0.25, 1.0]).repeat(count)[:count].repeat_interleave(wide)
+        gains = (sizes.repeat_interleave(wide) if per_slot else sizes) * factors
+        tensors["fc.weight"] = (fc / factors).to(tensors["fc.weight"].dtype)
+        names = [f"fc_norm.{i}.weight" for i in range(count)] if per_slot else ["input_norm.weight"]
+        for name, gain in zip(names, gains.split(wide if per_slot else count * wide), strict=True):
+            tensors[name] = gain.to(tensors["fc.weight"].dtype).clone()
+        config[build] = True
 
     def train_anew(self, plant: Plant, sequences: int, folder: Path) -> Path:
         """A draft of the same shape, trained once over so few sequences."""
@@ -148,18 +203,22 @@ class Rig:
 
     def serve(self, plant: Plant, draft_folder: Path, folder: Path) -> Summary:
         """Serve the prompts with the engine as planted, recording what the draft receives."""
-        checkpoint = load_checkpoint(draft_folder, target_layers=self.target.layers)
+        # No engine starts with a checkpoint that is refused: what is captured is of the one before it.
+        served = self.checkpoint if plant.refused else draft_folder
+        checkpoint = load_checkpoint(served, target_layers=self.target.layers)
         draft = build_draft(checkpoint, self.target.parts, plant.engine)
         claimed = [b.index for b in Plant.healthy(checkpoint.config.boundaries or ()).serve.slots]
-        capture = Capture(
-            folder, description(model=str(self.target.folder.name), draft=draft_folder.name, layer_ids=claimed, k=self.k)
-        )
+        says = description(model=str(self.target.folder.name), draft=draft_folder.name, layer_ids=claimed, k=self.k)
+        if plant.sampling is not None:
+            says["temperature"] = plant.sampling.temperature
+        capture = Capture(folder, says)
         results = generate(
             quantised(self.target, plant.precision) if plant.precision else self.target,
             draft,
             self.prompts,
             wiring=plant.serve,
             k=self.k,
+            sampling=plant.sampling,
             max_new=self.max_new,
             stop_ids=self.stop_ids,
             rows=self.rows,
@@ -168,3 +227,15 @@ class Rig:
         capture.close()
         plant.rewritten.apply("serve", folder, len(plant.serve.slots))
         return summarise(results, self.k)
+
+
+def _own_basis(tensors: dict[str, torch.Tensor], embedding: torch.Tensor) -> None:
+    """An embedding of the draft's own: the target's with its channels in another order, and a draft trained with that one."""
+    order = torch.randperm(embedding.shape[1], generator=torch.Generator().manual_seed(7))
+    tensors["embed_tokens.weight"] = embedding[:, order].to(tensors["fc.weight"].dtype)
+    name = "midlayer.input_layernorm.weight"
+    tensors[name] = tensors[name][order]
+    for part in ("q", "k", "v"):
+        name = f"midlayer.self_attn.{part}_proj.weight"
+        wide = tensors[name].shape[1] // 2
+        tensors[name] = torch.cat([tensors[name][:, :wide][:, order], tensors[name][:, wide:]], 1)

@@ -6,13 +6,15 @@ from dataclasses import replace
 
 from draftscope.faults.base import Fault, Page, Suspicion, Trace, Undo, of_side
 from draftscope.faults.changes import TurnBack
-from draftscope.faults.measurements import Measurements, SideFacts
+from draftscope.faults.measurements import CLEARLY, TURNED, Measurements, SideFacts
 from draftscope.faults.plant import Plant
 from draftscope.faults.slots import Slot, beside, figures, listed, names, strength
 from draftscope.findings import Evidence, Fix
 from draftscope.target.spoiling import Spoiler, Turned
 
 INPUTS = "--train, --serve, --target"
+PERHAPS = 0.1
+"""Share of equal rows above which an embedding is not turned as a whole."""
 
 
 class RotatedSpace(Fault):
@@ -21,7 +23,8 @@ class RotatedSpace(Fault):
     id = "rotated-space"
     title = "states in another basis"
     verdict = "wiring"
-    variants = ("orthogonal", "hadamard", "one slot", "verify rows", "train orthogonal")
+    variants = ("orthogonal", "hadamard", "one slot", "verify rows", "checkpoint's embedding",
+                "train orthogonal")
     page = Page(
         symptom="Accept length 1 with a rotated, quantised target; norms of the slots look right, text is fine.",
         traces={
@@ -35,6 +38,10 @@ class RotatedSpace(Fault):
             "verify rows": Trace("The rotation is taken back on the prefill path only.",
                                  INPUTS + " (a capture that says which rows are verify steps')",
                                  "Rows of verify steps are turned.", "served"),
+            "checkpoint's embedding": Trace("The exporter puts the rotated target's embedding beside the draft.",
+                                            "--train, --draft, --target (unrotated)",
+                                            "Cosines between its rows are those of the target's, the rows are not, and the "
+                                            "draft does better with the target's.", "trained"),
             "train orthogonal": Trace("The data writer ran the rotated target.", "--train, --serve, --draft, --target",
                                       "The training files are turned, what is served is not, and the draft does better on "
                                       "that.", "trained"),
@@ -45,9 +52,9 @@ class RotatedSpace(Fault):
             "parallel-shard": "the map only re-orders channels",
             "layer-set": "another boundary fits without a map",
         },
-        unseen={"only the borrowed embedding rotated": "no slot shows it; the draft's layer gives out other states than the "
-                "checkpoint's does on the recorded ones, as with unloaded weights, and the embedding that the engine lent is "
-                "not in a capture"},
+        unseen={"an embedding that the engine lends rotated": "no slot shows it; the draft's layer gives out other states "
+                "than the checkpoint's does on the recorded ones, as with unloaded weights, and the embedding that the engine "
+                "lent is not in a capture"},
         reports=("vllm-ascend issue #5974", "vllm-ascend PR #6914"),
     )
 
@@ -59,7 +66,33 @@ class RotatedSpace(Fault):
             others = {s.slot for name, several in turned.items() if name != side.name for s in several}
             if slots and not {s.slot for s in slots} <= others:
                 found.append(self._suspicion(side, slots))
-        return found
+        return found + self._embedding(m)
+
+    def _embedding(self, m: Measurements) -> list[Suspicion]:
+        facts = m.embedding
+        if facts is None or facts.turned is None or facts.own is None or facts.target is None:
+            return []
+        if facts.turned > TURNED or facts.same_rows > PERHAPS or facts.own - facts.target < CLEARLY:
+            return []
+        return [Suspicion(
+            fault=self.id, side="serve", where=["tensor embed_tokens.weight"],
+            says="the checkpoint's own embedding is the target's in another basis: it was exported from the rotated target",
+            strength="proven",
+            evidence=[Evidence(
+                hypothesis="the embedding beside the draft was turned by an orthogonal map",
+                prediction="cosines between its rows are those between the target's, its rows are not the target's, and the "
+                "draft does better with the target's",
+                measurement="cosines between the same rows of both, in units of their spread; the draft replayed with either "
+                f"({facts.rung})",
+                result=f"cosines differ by {facts.turned:.2g}; {facts.same_rows:.0%} of the rows are equal; -log p "
+                f"{facts.own:.2f} with its own, {facts.target:.2f} with the target's",
+                decides="rotated-space if the cosines agree; weight-missing if it is another embedding",
+                figures={"turned": facts.turned, "same_rows": facts.same_rows, "own": facts.own, "target": facts.target},
+            )],
+            fix=Fix(says="Remove embed_tokens.weight from the checkpoint where the engine lends the unrotated embedding, or "
+                    "export the embedding that the draft was trained with."),
+            recovery="replayed", undo=Undo(target_embedding=True),
+        )]
 
     def _suspicion(self, side: SideFacts, slots: list[Slot]) -> Suspicion:
         serve = side.name == "serve"
@@ -102,6 +135,8 @@ class RotatedSpace(Fault):
             "orthogonal": Turned(), "hadamard": Turned("hadamard"), "one slot": Turned(slots=(1,)),
             "verify rows": Turned(phase="verify"),
         }
+        if variant == "checkpoint's embedding":
+            return replace(plant, embedding="rotated")
         if variant == "train orthogonal":
             return replace(plant, train=replace(plant.train, spoilers=(*plant.train.spoilers, Turned())))
         if variant not in made:
@@ -110,7 +145,7 @@ class RotatedSpace(Fault):
 
     def mend(self, plant: Plant, boundaries: tuple[int, ...]) -> Plant | None:
         kept = tuple(s for s in plant.serve.spoilers if not isinstance(s, Turned))
-        return replace(plant, serve=replace(plant.serve, spoilers=kept))
+        return replace(plant, embedding="", serve=replace(plant.serve, spoilers=kept))
 
 
 def _is_turned(slot: Slot) -> bool:

@@ -66,7 +66,7 @@ class ScaleMult(Fault):
         side, slots = compared(m)
         found = []
         if side is not None:
-            whole = [s for s in slots if s.way == "placed" and abs(s.ratio - 1) > SAME_SCALE]
+            whole = _joined([s for s in slots if s.way == "placed" and abs(s.ratio - 1) > SAME_SCALE])
             if whole:
                 found.append(self._suspicion(side, whole))
         for one in m.sides():
@@ -138,6 +138,17 @@ class ScaleMult(Fault):
     def mend(self, plant: Plant, boundaries: tuple[int, ...]) -> Plant | None:
         kept = tuple(s for s in plant.serve.spoilers if not isinstance(s, Scaled))
         return replace(plant, serve=replace(plant.serve, scale=(), spoilers=kept))
+
+
+def _joined(slots: list[Slot]) -> list[Slot]:
+    """Slots whose two phases carry the same factor, though they differ otherwise, as one."""
+    found: list[Slot] = []
+    for slot in slots:
+        if found and found[-1].slot == slot.slot and abs(found[-1].ratio / slot.ratio - 1) <= SAME_SCALE:
+            found[-1] = replace(found[-1], phase=None)
+        else:
+            found.append(slot)
+    return found
 
 
 def _shared(m: Measurements, side: SideFacts, parts: list[Slot]) -> bool:

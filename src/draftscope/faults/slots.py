@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from draftscope.compare.maps import MAPPED
@@ -46,6 +46,8 @@ class Slot:
         got, held = self.got, self.held
         sound = got.transform in PLAIN and got.boundary is not None and (got.share or 0.0) > WHOLE
         most = 0.5 * (got.error or 0.0) if sound else float("inf")
+        if got.boundary is not None and got.boundary == self.want.boundary and got.norm != self.want.norm:
+            return "normed"
         if held is not None:
             if self.norms != (1 if self.want.norm == "post" else 0) and min(held.plain, held.normed, held.twice) < most:
                 return "normed"
@@ -103,29 +105,22 @@ def beside(side: SideFacts, reference: Sequence[Placed]) -> list[Slot]:
         apart = [Slot(got.slot, phase, side.detail.phases[phase][got.slot], want, side.detail.of(got.slot, phase))
                  for phase in phases if phase in side.detail.phases]
         whole = Slot(got.slot, None, got, want, side.detail.of(got.slot))
-        found += apart if len(apart) == 2 and not _alike(*apart) else [whole]
+        told = [slot for slot in apart if slot.way != "lost"]
+        if len(told) == 2:
+            found += [whole] if _alike(*told) else told
+        else:
+            # Of rows that hold nothing known no phase can be named: what the others show is all there is.
+            found.append(replace(told[0], phase=None) if told else whole)
     return found
 
 
 def _alike(a: Slot, b: Slot) -> bool:
     """Whether two phases hold the same, rows moved about apart: those are the business of token-shift and of others."""
     x, y = a.got, b.got
-    if a.way != b.way:
-        # Rows that moved within the short blocks of verify steps may leave too few to place the slot by.
-        return "lost" in (a.way, b.way) and not _told(a) and not _told(b)
-    if a.way != "placed":
-        return True
+    if a.way != b.way or a.way != "placed":
+        return a.way == b.way
     place = x.boundary == y.boundary or x.boundary in y.candidates or y.boundary in x.candidates
     return place and x.norm == y.norm and x.kind == y.kind and abs(a.ratio / b.ratio - 1) <= SAME_SCALE
-
-
-def _told(slot: Slot) -> bool:
-    """Whether a phase departs, by itself, from what the slot should hold."""
-    got, want = slot.got, slot.want
-    if slot.way == "lost":
-        return False
-    return slot.way != "placed" or got.boundary != want.boundary or got.kind != want.kind or (
-        abs(slot.ratio - 1) > SAME_SCALE)
 
 
 def names(side: SideFacts, slots: Iterable[Slot]) -> list[str]:

@@ -15,9 +15,9 @@ from draftscope.target.quantised import PRECISIONS
 
 BEYOND = 3.0
 """How many times the training files' own error at the same boundary."""
-ROUNDING = 0.01
-"""Error at the deepest boundary that other kernels and bfloat16 explain."""
-UNKNOWN = 0.03
+ROUNDING = 0.03
+"""Error at the deepest boundary that other kernels and bfloat16, summed over many layers, explain."""
+UNKNOWN = 0.06
 """The same where no training files show what this target's own error is."""
 FAR = 0.3
 EXPLAINED = 0.25

@@ -12,20 +12,26 @@ from draftscope.faults.slots import in_words, strength
 from draftscope.findings import Evidence, Fix, Placed
 from draftscope.target.spoiling import Phase, Shifted
 
-PARTLY, WHOLE, HARDLY = 0.1, 0.9, 0.02
+PARTLY, WHOLE = 0.1, 0.9
 INPUTS = "--train, --serve, --target"
 PHASED = INPUTS + " (a capture that says which rows are verify steps')"
 
 
 @dataclass(frozen=True, slots=True)
 class _Lagged:
-    """A slot whose rows are displaced by so many tokens: which share of them, and in which phase alone."""
+    """A slot whose rows are displaced by so many tokens.
+
+    Attributes:
+        share: of its rows, or of the rows of `phase` where only these are displaced.
+        whole: nearly all rows are, in either phase.
+    """
 
     slot: int
     got: Placed
     lag: int
     share: float
     phase: Phase | None
+    whole: bool
     scale: float
 
 
@@ -81,7 +87,7 @@ class TokenShift(Fault):
             return []
         serve = side.name == "serve"
         lags = sorted({one.lag for one in found})
-        whole = all(one.share > WHOLE and one.phase is None for one in found)
+        whole = all(one.whole for one in found)
         phases = {one.phase for one in found}
         rows = in_words(next(iter(phases))) if len(phases) == 1 else ""
         partly = "" if whole or rows else f", in {max(one.share for one in found):.0%} of the rows"
@@ -164,29 +170,26 @@ def _lagged(side: SideFacts, got: Placed, want: Placed) -> _Lagged | None:
     if got.boundary is None and not side.detail.phases:
         return None
     lag, share = _shift(got, want)
-    phases: dict[Phase, tuple[int, float]] = {
-        phase: _shift(slots[got.slot], want) for phase, slots in side.detail.phases.items() if got.slot < len(slots)}
-    shifted = [phase for phase, (found, _) in phases.items() if found]
-    if not lag and not shifted:
-        return None
+    phases: dict[Phase, Placed] = {p: slots[got.slot] for p, slots in side.detail.phases.items() if got.slot < len(slots)}
+    shifts = {phase: _shift(placed, want) for phase, placed in phases.items()}
     only: Phase | None = None
-    if len(shifted) == 1:
-        (other,) = (phase for phase in phases if phase not in shifted)
-        if _at(side.detail.phases[other][got.slot], phases[shifted[0]][0], want) < HARDLY:
-            only = shifted[0]
-            lag, share = phases[only]
-            got = side.detail.phases[only][got.slot]
-    elif not lag:
-        lag, share = max(phases.values(), key=lambda found: found[1])
-    scale = (got.scale or 1.0) / (want.scale or 1.0)
-    return _Lagged(got.slot, got, lag, share, only, scale) if lag else None
+    if any(found for found, _ in shifts.values()):
+        phase = max(shifts, key=lambda one: shifts[one][1])
+        sound = [p for p, placed in phases.items() if p != phase and _at(placed, 0, want) > WHOLE]
+        if sound or not lag:
+            (lag, share), got = shifts[phase], phases[phase]
+        only = phase if sound else None
+    if not lag:
+        return None
+    whole = all(_at(placed, lag, want) > WHOLE for placed in (phases.values() if phases else (got,)))
+    return _Lagged(got.slot, got, lag, share, only, whole, (got.scale or 1.0) / (want.scale or 1.0))
 
 
 def _at(got: Placed, lag: int, want: Placed) -> float:
     """Share of a slot's rows that are displaced by so much."""
-    if (got.lag or 0) - (want.lag or 0) == lag:
+    if got.boundary is not None and (got.lag or 0) - (want.lag or 0) == lag:
         return got.shares.get("matched", got.share or 0.0)
-    return got.shares.get(f"lag {lag:+d}", 0.0)
+    return got.shares.get(f"lag {lag:+d}" if lag else "lag 0", 0.0)
 
 
 def _shift(got: Placed, want: Placed) -> tuple[int, float]:

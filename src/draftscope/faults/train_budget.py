@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from draftscope.faults.base import Fault, Suspicion
+from draftscope.faults.checking import spoilt
 from draftscope.faults.measurements import CLEARLY, LEARNED, Measurements
 from draftscope.faults.plant import Plant
 from draftscope.findings import Evidence, Fix
@@ -51,7 +52,7 @@ class TrainBudget(Fault):
         # A draft that does well on any states it is given has learned; what it fails on is then wrong, not the draft.
         best = max(facts.joint[0] for facts in m.rungs.values() if facts.joint)
         other = m.embedding is not None and (m.embedding.own or 0) - (m.embedding.target or 0) > CLEARLY
-        if ratio < LEARNED or best > POSITION_1 or other or m.turned is not None:
+        if ratio < LEARNED or best > POSITION_1 or other or m.turned is not None or spoilt(m):
             return []
         return [
             Suspicion(

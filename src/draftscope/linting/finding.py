@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from draftscope.findings import Evidence, Finding, Fix, Recovery, Strength
+from draftscope.findings import Evidence, Finding, Fix, Patch, Recovery, Strength
 
 ORDER = {"proven": 0, "supported": 1, "suspected": 2}
 
@@ -13,13 +13,13 @@ ORDER = {"proven": 0, "supported": 1, "suspected": 2}
 def finding(
     fault: str, where: Sequence[str], says: str, strength: Strength, recovery: Recovery, fix: str, *, measured: str, result: str,
     healthy: str, caveats: Sequence[str] = (), figures: Mapping[str, Any] | None = None,
-    config: Mapping[str, dict[str, Any]] | None = None,
+    config: Mapping[str, dict[str, Any]] | None = None, patch: Patch | None = None,
 ) -> Finding:
     """A finding; `healthy` is what holds in a sound checkpoint."""
     evidence = Evidence(hypothesis=says, prediction=f"healthy: {healthy}", measurement=measured, result=result,
                         decides=f"{fault} if not {healthy}", figures=dict(figures or {}))
     return Finding(fault=fault, where=list(where), says=says, strength=strength, recovery=recovery, evidence=[evidence],
-                   fix=Fix(says=fix, config=dict(config or {})), caveats=list(caveats))
+                   fix=Fix(says=fix, config=dict(config or {}), patch=patch), caveats=list(caveats))
 
 
 def ranked(findings: Sequence[Finding]) -> list[Finding]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,12 @@ from typing import Any
 import torch
 
 from draftscope.eagle3.checkpoint import Checkpoint, expected_shapes, load_checkpoint
+from draftscope.eagle3.config import DraftConfig
 from draftscope.eagle3.dialects import describe
 from draftscope.errors import DraftscopeError
-from draftscope.findings import Finding
+from draftscope.findings import Finding, Patch
 from draftscope.linting.finding import finding
+from draftscope.states.places import Place
 from draftscope.states.tensorfile import TensorFile, read_json
 from draftscope.target.parts import tensor_files
 
@@ -68,6 +71,7 @@ def _quantised(folder: Path, raw: dict[str, Any], target_layers: int | None) -> 
         "Remove quantization_config from the draft's config.json: engines build quantised layers from it, whose scales the files "
         "lack", measured="quantization_config against dtypes and names of the tensors",
         result=f"{method}; no scale in the files", healthy="quantised weights come with their scales",
+        patch=Patch(config={"quantization_config": None}),
     )])
 
 
@@ -86,6 +90,8 @@ def _shapes(folder: Path, raw: dict[str, Any]) -> list[Finding]:
     if not wrong:
         return []
     result = "; ".join(f"{own} {list(has)}, wanted {list(wants)}" for own, (has, wants) in list(wrong.items())[:8])
+    if named := _by_name(wrong, config, files, result):
+        return [named]
     fc = next((own for own in wrong if _native(own) == "fc.weight"), None)
     says = f"{len(wrong)} tensors do not have the shape that config.json asks for"
     if fc is not None and len(wrong) == 1:
@@ -97,6 +103,46 @@ def _shapes(folder: Path, raw: dict[str, Any]) -> list[Finding]:
                     "target_hidden_size and draft_vocab_size decide these shapes", measured="shapes in the files' headers",
                     result=result, healthy="shapes are those that config.json asks for",
                     figures={own: {"has": list(has), "wanted": list(wants)} for own, (has, wants) in wrong.items()})]
+
+
+def _by_name(wrong: dict[str, tuple[tuple[int, ...], tuple[int, ...]]], config: DraftConfig, files: Mapping[str, Place],
+             result: str) -> Finding | None:
+    """Where the tensors that are of another shape say by themselves what went wrong."""
+    names = {_native(own): own for own in wrong}
+    where = [f"tensor {own}" for own in list(wrong)[:8]]
+    measured, healthy = "shapes and dtypes in the files' headers", "shapes are those that config.json asks for"
+    if set(names) <= {"d2t", "t2d"}:
+        has = wrong[next(iter(wrong))][0][0]
+        return finding(
+            "vocab-map", where, f"the vocabulary map has {has} entries for {config.draft_vocab_size} draft ids" if "d2t" in names
+            else f"t2d is for {has} tokens, the target has {config.vocab_size}", "proven",
+            "needs-retraining" if "d2t" in names else "needs-serving", "Take the map that belongs to this head: one offset per "
+            "row, for this tokenizer", measured=measured, result=result, healthy=healthy,
+            patch=Patch(tensors={"d2t": "from t2d"}) if "t2d" not in names else None)
+    stored = {own: TensorFile(files[own]).tensor(own).dtype for own in wrong}
+    packed = [own for own, (has, wants) in wrong.items() if len(has) == len(wants) == 2 and not stored[own].is_floating_point
+              and has[1] < wants[1] and wants[1] % has[1] == 0]
+    if packed:
+        own = packed[0]
+        (_, held), (_, wanted) = wrong[own]
+        kind = str(stored[own]).removeprefix("torch.")
+        return finding(
+            "quant-inherit", [f"tensor {own}" for own in packed[:8]], f"{own} is stored packed, {wanted // held} values to each "
+            f"{kind}, and config.json says nothing of it", "proven", "needs-retraining",
+            "Leave the draft out of the target's quantisation and export it in bfloat16", measured=measured, result=result,
+            healthy=healthy, patch=Patch(tensors={_native(own): "from source" for own in packed}))
+    rows = {part: wrong[names[f"midlayer.self_attn.{part}_proj.weight"]][0][0] for part in ("q", "k", "v")
+            if f"midlayer.self_attn.{part}_proj.weight" in names}
+    heads = {"q": config.num_attention_heads, "k": config.num_key_value_heads, "v": config.num_key_value_heads}
+    dims = {count / heads[part] for part, count in rows.items()}
+    if len(rows) == 3 and len(dims) == 1 and dims.copy().pop().is_integer():
+        dim = int(dims.pop())
+        return finding(
+            "config-flag", ["config head_dim"], f"the projections are made for heads {dim} wide, config.json says or implies "
+            f"{config.head_dim}", "proven", "needs-serving", f"Write head_dim: {dim} (it is not hidden_size / heads here)",
+            measured=measured, result=result, healthy=healthy, figures={"head_dim": config.head_dim, "rows": rows},
+            patch=Patch(config={"head_dim": dim}), config={name: {"head_dim": dim} for name in ("vllm@0.32", "sglang@0.5.23")})
+    return None
 
 
 def _native(name: str) -> str:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from draftscope.boundaries import default_boundaries
+from draftscope.compare.transforms import gram_error
 from draftscope.eagle3.checkpoint import Checkpoint
 from draftscope.findings import Finding
 from draftscope.linting.finding import finding
@@ -175,6 +176,15 @@ def _head(checkpoint: Checkpoint, head: Tensor) -> Iterator[Finding]:
         yield finding("vocab-map", ["tensor d2t", "tensor lm_head.weight"], says, "proven", "needs-serving",
                       "Make map and head agree: row i of the head is the target's row i + d2t[i]", figures=found.shares,
                       **common)  # type: ignore[arg-type]
+
+
+def turned_embedding(checkpoint: Checkpoint, parts: TargetParts) -> float | None:
+    """How far the cosines between rows of the draft's embedding are from those between the target's; None as `same_embedding`."""
+    own = checkpoint.tensors.get("embed_tokens.weight")
+    if own is None or own.shape != parts.embedding.shape:
+        return None
+    rows = torch.linspace(0, len(own) - 1, min(len(own), SAMPLE)).long()
+    return gram_error(own[rows].float(), parts.embedding[rows].float())
 
 
 def same_embedding(checkpoint: Checkpoint, parts: TargetParts) -> float | None:

@@ -75,21 +75,18 @@ def missing_tensors(checkpoint: Checkpoint) -> Iterator[Finding]:
 
 def untouched(checkpoint: Checkpoint) -> Iterator[Finding]:
     """Norms that are exactly 1, and matrices that scatter like an initialiser's."""
-    norms = {name: t for name, t in checkpoint.tensors.items() if t.ndim == 1 and t.dtype.is_floating_point and "norm" in name}
-    ones = [name for name, tensor in norms.items() if bool((tensor == 1).all())]
+    ones, norms, drawn = initial_looks(checkpoint)
     if ones:
-        every = len(ones) == len(norms)
+        every = len(ones) == norms
         yield finding(
             "weight-missing", [f"tensor {name}" for name in ones[:8]],
             f"{'all' if every else len(ones)} {'norms are' if len(ones) > 1 else 'norm is'} exactly 1, as before any training",
             "suspected" if every else "supported", "needs-retraining",
             "Export again from the trainer's state, and look for these names in its log of missing keys",
-            measured="every value of every norm", result=f"exactly 1: {', '.join(ones[:16])}; of {len(norms)} norms",
+            measured="every value of every norm", result=f"exactly 1: {', '.join(ones[:16])}; of {norms} norms",
             healthy="trained norms differ from 1",
             caveats=["bfloat16 weights without a master copy move in steps of 1/256 near 1: a short training may not reach one"],
         )
-    drawn = {name: how for name, tensor in checkpoint.tensors.items() if (how := _drawn(tensor, checkpoint)) is not None}
-    drawn.pop("embed_tokens.weight", None)
     if drawn:
         yield finding(
             "weight-missing", [f"tensor {name}" for name in list(drawn)[:8]],
@@ -101,6 +98,15 @@ def untouched(checkpoint: Checkpoint) -> Iterator[Finding]:
             figures={name: {"std": how.std, "kurtosis": how.kurtosis} for name, how in drawn.items()},
             caveats=["a matrix that was hardly trained looks the same"],
         )
+
+
+def initial_looks(checkpoint: Checkpoint) -> tuple[list[str], int, dict[str, Drawn]]:
+    """Norms that are exactly 1, how many norms there are, and matrices that scatter like an initialiser's."""
+    norms = {name: t for name, t in checkpoint.tensors.items() if t.ndim == 1 and t.dtype.is_floating_point and "norm" in name}
+    ones = [name for name, tensor in norms.items() if bool((tensor == 1).all())]
+    drawn = {name: how for name, tensor in checkpoint.tensors.items() if (how := _drawn(tensor, checkpoint)) is not None}
+    drawn.pop("embed_tokens.weight", None)
+    return ones, len(norms), drawn
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from draftscope.compare.statistics import Candidate, Comparison, Distance, Figures, Side
+from draftscope.compare.distances import Distance
+from draftscope.compare.statistics import Candidate, Comparison, Figures, Side
 from draftscope.text import count, number, percent, sentence, visible
 
 

@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from draftscope import text
 from draftscope.findings import Diagnosis
-from draftscope.report import figures, words
+from draftscope.report import curves, figures, words
 
 
 def page(diagnosis: Diagnosis, *, title: str = "draftscope: diagnosis", heatmaps: Sequence[figures.Heatmap] | None = None) -> str:
@@ -28,8 +28,9 @@ def page(diagnosis: Diagnosis, *, title: str = "draftscope: diagnosis", heatmaps
     return _environment().get_template("diagnosis.html").render(
         diagnosis=diagnosis, title=title, words=words, text=text, style=Markup(style), style_hash=_hash(style),
         verdict=words.verdict(diagnosis), ladder=figures.ladder(diagnosis), positions=figures.positions(diagnosis),
-        rungs=words.rungs(diagnosis), k=words.most_drafted(diagnosis.acceptance),
-        heatmaps=[(each.title, figures.heatmap(each)) for each in maps], version=metadata.version("draftscope"),
+        rungs=words.rungs(diagnosis), k=words.most_drafted(diagnosis.acceptance), lags=curves.lags(diagnosis),
+        heatmaps=[figures.heatmap(each) for each in maps], norms=curves.norms(diagnosis),
+        version=metadata.version("draftscope"),
     )
 
 

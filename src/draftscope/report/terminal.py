@@ -16,8 +16,8 @@ from draftscope.text import interval, number, pairs, sentence, visible
 
 STYLES = {"proven": "bold red", "supported": "yellow", "suspected": "dim yellow"}
 VERDICTS = {"clean": "bold green", "undecided": "bold yellow"}
-EVIDENCE_SHOWN, OTHERS_SHOWN, STEPS_SHOWN = 3, 6, 5
-_PLAIN = str.maketrans({"–": "-", "→": ">", "…": "~", "·": "-", "≠": "!", "’": "'"})
+EVIDENCE_SHOWN, OTHERS_SHOWN, STEPS_SHOWN = 3, 6, 4
+_PLAIN = str.maketrans({"–": "-", "−": "-", "→": ">", "…": "~", "·": "-", "≠": "!", "’": "'"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +59,27 @@ def _story(diagnosis: Diagnosis, paper: _Paper) -> Iterator[RenderableType]:
         yield from _finding(rank, finding, paper)
     if len(diagnosis.findings) > OTHERS_SHOWN + 1:
         yield paper.text(f"{len(diagnosis.findings) - OTHERS_SHOWN - 1} more findings: --json, --html", "dim")
+    yield from _applied(diagnosis, paper)
     yield from _placement(diagnosis, paper)
+    yield Text("")
+    yield from _list("Asked", [f"{fault}: {said}" for fault, said in diagnosis.explained.items()], paper, limit=12)
     yield from _list("Matched", words.matched(diagnosis.matched), paper, limit=12)
-    yield from _facts("Power", diagnosis.power, paper)
-    yield from _list("Steps", diagnosis.steps, paper)
+    yield from _power(diagnosis, paper)
+    yield from _list("Steps", diagnosis.steps, paper, limit=STEPS_SHOWN, letters=max(paper.width - 15, 40))
     yield from _list("Next", diagnosis.next, paper, limit=12)
+
+
+def _applied(diagnosis: Diagnosis, paper: _Paper) -> Iterator[RenderableType]:
+    """What `--apply` wrote, and what it left."""
+    done = diagnosis.applied
+    if done is None:
+        return
+    yield _title("Applied", paper, visible(done.folder or ""))
+    yield _indent(paper.text(sentence(visible(done.says))), 2)
+    for line in done.changes:
+        yield _indent(paper.text(visible(line)), 4)
+    for line in done.left:
+        yield _indent(paper.text(f"left: {visible(line)}", "dim"), 4)
 
 
 def _title(text: str, paper: _Paper, aside: str = "") -> Text:
@@ -81,13 +97,17 @@ def _ladder(diagnosis: Diagnosis, paper: _Paper) -> Iterator[RenderableType]:
     k = words.most_drafted(diagnosis.acceptance)
     yield _title("Acceptance", paper, f"accept length, 1 to {k + 1} (K = {k}); then the share accepted at each position, joint")
     joint = 5 * k
-    bar = max(0, min(24, paper.width - 34 - joint - 14))
+    room = paper.width - 34 - joint
+    remarks = max(len(remark) for _, rung, remark in rungs if rung is not None)
+    bar = max(0, min(24, room - remarks - 1 if room - remarks > 6 else room - 14))
     bar = bar if bar >= 6 else 0
     for name, rung, remark in rungs:
         if rung is None:
             yield _hanging(f"  {name:<10}", paper.text(f"– {remark}", "dim"), 12)
             continue
         yield _rung(name, rung, remark, k, bar, paper)
+    if words.gaps(diagnosis):
+        yield _indent(paper.text(visible(sentence(words.ladder(diagnosis)))), 2)
 
 
 def _rung(name: str, rung: Rung, remark: str, k: int, bar: int, paper: _Paper) -> RenderableType:
@@ -117,13 +137,14 @@ def _finding(rank: int, finding: Finding, paper: _Paper) -> Iterator[RenderableT
     if rank > 1:
         yield _indent(paper.text(visible(sentence(finding.says))), 3)
     if finding.acceptance is not None:
-        lines = words.effect(finding.acceptance)
-        for line in lines:
-            yield _indent(paper.text(line, "bold" if line is lines[0] else ""), 3)
-    yield _indent(paper.text(words.recovery(finding), "dim"), 3)
+        first, *others = words.effect(finding.acceptance) or [""]
+        yield _indent(paper.text(first, "bold"), 3)
+        yield _indent(paper.text("; ".join([*others, words.recovery(finding)]), "dim"), 3)
+    else:
+        yield _indent(paper.text(words.recovery(finding), "dim"), 3)
     shown = finding.evidence[: EVIDENCE_SHOWN if rank == 1 else 1]
-    for evidence in shown:
-        yield from _evidence(evidence, paper, brief=rank > 1)
+    for nth, evidence in enumerate(shown):
+        yield from _evidence(evidence, paper, brief=rank > 1 or nth > 0)
     if len(finding.evidence) > len(shown):
         yield _indent(paper.text(f"{len(finding.evidence) - len(shown)} more in --json and --html", "dim"), 3)
     yield _hanging("   fix      ", paper.text(visible(sentence(finding.fix.says)), "green"), 12)
@@ -174,19 +195,17 @@ def _cell(placed: Placed | None, paper: _Paper, differs: bool) -> Text:
     )
 
 
-def _facts(title: str, facts: dict[str, object], paper: _Paper) -> Iterator[RenderableType]:
+def _power(diagnosis: Diagnosis, paper: _Paper) -> Iterator[RenderableType]:
+    """What would have shown; how many rows there were stands under Matched."""
+    facts = {name: value for name, value in diagnosis.power.items() if name != "rows" or "train" not in diagnosis.matched}
     if facts:
         line = "; ".join(f"{name} {value}" for name, value in pairs(facts))
-        yield Text("")
-        yield _hanging(title, paper.text(visible(line, 600)), 12)
+        yield _hanging("Power", paper.text(visible(line, 600)), 12)
 
 
-def _list(title: str, items: list[str], paper: _Paper, limit: int = STEPS_SHOWN) -> Iterator[RenderableType]:
+def _list(title: str, items: list[str], paper: _Paper, limit: int, letters: int | None = None) -> Iterator[RenderableType]:
     shown, more = words.first_of(items, limit)
     for i, item in enumerate(shown):
-        lead = title if i == 0 else ""
-        if i == 0:
-            yield Text("")
-        yield _hanging(lead, paper.text(f"· {visible(sentence(item))}"), 12)
+        yield _hanging(title if i == 0 else "", paper.text(f"· {visible(sentence(item), letters)}"), 12)
     if more:
         yield _hanging("", paper.text(f"{more} more in --json and --html", "dim"), 12)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from draftscope.boundaries import Boundary
-from draftscope.findings import NOT_REPLAYED, Diagnosis, Effect, Finding, Ladder, Placed, Rung
+from draftscope.diagnose.verdict import SPANS
+from draftscope.findings import NOT_REPLAYED, Absorbed, Diagnosis, Effect, Finding, Ladder, Patch, Placed, Rung
 from draftscope.text import count, interval, number, pairs, percent, scalar, sentence, visible
 
 RUNGS = {
@@ -16,6 +20,8 @@ RUNGS = {
     "as_read": ("as read", "needs a capture, the draft and its consumer (--serve, --draft, --for)"),
     "measured": ("measured", "needs the engine's counts (a capture with accepted_counts, or --metrics)"),
 }
+
+SIDES = {"train": "training", "serve": "serving"}
 
 _TRANSFORMS = {
     "direction": "up to a factor of each row's own", "rows": "but the rows of other tokens", "rotation": "up to a rotation",
@@ -118,6 +124,89 @@ def rungs(diagnosis: Diagnosis) -> list[tuple[str, Rung | None, str]]:
     return out
 
 
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """From one known rung to the next known one.
+
+    Attributes:
+        drop: of accept length, negative where it rises; None where the two are of different K.
+        apart: whether the intervals do not overlap; None where one has none.
+        spans: what changes between the two; a missing rung adds to it.
+    """
+
+    upper: str
+    lower: str
+    above: float
+    below: float
+    drop: float | None
+    apart: bool | None
+    spans: str
+
+    @property
+    def falls(self) -> bool:
+        """By as much as two digits show."""
+        return self.drop is not None and round(self.drop, 2) > 0
+
+    def chance(self) -> str:
+        """What the intervals say of it."""
+        if self.apart is None:
+            return "an interval is missing, so that chance is not excluded"
+        return "the intervals do not overlap" if self.apart else "the intervals overlap, so that it may be chance"
+
+
+def gaps(diagnosis: Diagnosis) -> list[Gap]:
+    """The steps of the ladder between rungs that have an accept length, in order."""
+    order = list(RUNGS)
+    rungs = {field: getattr(diagnosis.acceptance, field) for field in order}
+    known = [field for field in order if rungs[field] is not None and rungs[field].length is not None]
+    out = []
+    for upper, lower in pairwise(known):
+        above, below = rungs[upper], rungs[lower]
+        out.append(Gap(
+            upper=RUNGS[upper][0], lower=RUNGS[lower][0], above=above.length, below=below.length,
+            drop=above.length - below.length if above.k == below.k else None,
+            apart=None if above.interval is None or below.interval is None else _apart(above.interval, below.interval),
+            spans="; ".join(SPANS[field] for field in order[order.index(upper) + 1 : order.index(lower) + 1]),
+        ))
+    return out
+
+
+def _apart(one: tuple[float, float], other: tuple[float, float]) -> bool:
+    return one[0] > other[1] or other[0] > one[1]
+
+
+def signed(difference: float) -> str:
+    """`+0.05`, `−1.00`, `±0.00`: two digits, no zero that is below zero."""
+    shown = f"{abs(difference):.2f}"
+    return f"{'±' if float(shown) == 0 else '+' if difference > 0 else '−'}{shown}"
+
+
+def ladder(diagnosis: Diagnosis) -> str:
+    """What to see in the ladder: the largest drop, and what it spans."""
+    known = [(name, rung) for name, rung, _ in rungs(diagnosis) if rung is not None and rung.length is not None]
+    steps = gaps(diagnosis)
+    if not known:
+        return "No rung has an accept length; beside each stands what it needs"
+    if not steps:
+        return f"Only {known[0][0]} is known, at {number(known[0][1].length)}: a gap takes two rungs"
+    falling = [gap for gap in steps if gap.falls]
+    rest = " (rungs of another K are not compared)" if any(gap.drop is None for gap in steps) else ""
+    if not falling:
+        return f"No known rung lies below the known one before it{rest}"
+    worst = max(falling, key=lambda gap: gap.drop or 0.0)
+    return (f"The largest drop, {number(worst.drop)}, is from {worst.upper} ({number(worst.above)}) to {worst.lower} "
+            f"({number(worst.below)}) and spans {worst.spans}; {worst.chance()}{rest}")
+
+
+def slot_name(slot: int) -> str:
+    return "last" if slot < 0 else f"slot {slot}"
+
+
+def page_path(finding: Finding) -> str | None:
+    """Where the documentation of a fault stands; None for a name that is none."""
+    return f"docs/faults/{finding.fault}.md" if re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", finding.fault) else None
+
+
 def matched(facts: Mapping[str, Any]) -> list[str]:
     """What went into the comparison: `the capture: 12 of 12 sequences, 1,469 rows, 649 verify steps`."""
     lines, left = [], dict(facts)
@@ -133,12 +222,14 @@ def matched(facts: Mapping[str, Any]) -> list[str]:
         text = left.get(f"{key}_text")
         if isinstance(text, Mapping) and {"agreement", "last_state"} <= text.keys() and text["agreement"] is not None:
             del left[f"{key}_text"]
-            line += f"; head over the last state ({text['last_state']}-norm) gives {percent(text['agreement'])} of the text"
+            line += f"; the head gives {percent(text['agreement'])} of the text (last state {text['last_state']}-norm)"
         lines.append(visible(line, 400))
     for key, name in (("trained_text", "training text"), ("served_text", "served text")):
         text = left.get(key)
         if isinstance(text, Mapping) and {"own", "other", "recorded"} <= text.keys():
             del left[key]
+            if not text["other"] and not text["recorded"]:
+                continue
             lines.append(f"{name}: {count(text['own'], 'sequence')} of the target's own writing, {text['other']:,} of another's, "
                          f"{text['recorded']:,} taken as recorded")
     if reference := left.pop("reference", None):
@@ -154,6 +245,19 @@ def most_drafted(ladder: Ladder) -> int:
 def config_lines(config: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:
     """A fix as configuration: consumer and its JSON, as it is pasted."""
     return [(visible(consumer), scalar(settings)) for consumer, settings in config.items()]
+
+
+def patch_lines(patch: Patch | None) -> list[tuple[str, str]]:
+    """What a fix changes in the checkpoint: where, and to what."""
+    if patch is None:
+        return []
+    lines = [("config.json", scalar(patch.config))] if patch.config else []
+    return lines + [(f"tensor {visible(name)}", visible(change)) for name, change in patch.tensors.items()]
+
+
+def absorbed(done: Absorbed) -> dict[str, Any]:
+    """The figures of a folded draft, those that are known."""
+    return {name: value for name, value in done.model_dump(exclude={"says"}).items() if value not in (None, "", [])}
 
 
 def first_of(items: Iterable[str], limit: int) -> tuple[list[str], int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import islice
 
 import torch
@@ -11,10 +11,15 @@ from torch import Tensor
 
 from draftscope.errors import DraftscopeError, UsageError
 from draftscope.scan.accumulators import row_norms
-from draftscope.scan.fingerprint import CLASSES, Fingerprint, Origin, RowClass, Statistics
+from draftscope.scan.fingerprint import CLASSES, ORDINARY, Fingerprint, Kind, Origin, Part, RowClass, Statistics
+from draftscope.scan.joint import Cosines, RowSample
 from draftscope.states.types import Sample, Skipped, Source, Trace
 
 SINK = 10.0  # times the sequence's median norm in the slot
+POSITIONS = (1, 16, 64, 256, 1024, 4096)
+"""Where the ranges of positions begin."""
+RUNS = 8
+MOST_GROUPS = 64
 
 
 def half_of(name: str) -> int:
@@ -24,7 +29,7 @@ def half_of(name: str) -> int:
 
 def scan(
     source: Source, *, slots: int | None = None, shard: tuple[int, int] | None = None, skip_odd: bool = False,
-    on_item: Callable[[int, int], None] | None = None,
+    groups: Mapping[int, str] | None = None, on_item: Callable[[int, int], None] | None = None,
 ) -> Fingerprint:
     """Statistics of all accepted rows of a source.
 
@@ -33,6 +38,7 @@ def scan(
         slots: slots of a capture's rows; None = told by the width of the last state, else three.
         shard: (i, n): only every n-th sequence, from the i-th on; all n merge into the fingerprint of the whole.
         skip_odd: pass over sequences of another layout than the first, and count them, instead of raising.
+        groups: natural group (source, domain, prompt kind) of a sample, by its file's own number (its input line).
         on_item: called after each sequence with its rows and bytes.
 
     Raises:
@@ -45,8 +51,9 @@ def scan(
     sequences = rows = 0
     dtypes: set[str] = set()
     notes: dict[str, None] = {}
-    items = source if shard is None else islice(source, shard[0], None, shard[1])
-    for item in items:
+    first, step = (0, 1) if shard is None else shard
+    total, groupings = len(source), set[str]()
+    for number, item in enumerate(source if shard is None else islice(source, first, None, step)):
         states, answer, names, last = entries_of(item, slots, notes)
         if result is None:
             result = Fingerprint(names, last, int(states.shape[2]))
@@ -62,7 +69,10 @@ def scan(
         sequences += 1
         rows += len(states)
         dtypes.add(str(states.dtype).removeprefix("torch."))
-        add_sequence(result, item.name, states, answer)
+        grouped, group = group_of(item.name, first + number * step, total, str(source.path),
+                                  None if groups is None else groups.get(getattr(item, "index", -1)))
+        groupings.add(grouped)
+        add_sequence(result, item.name, states, answer, group)
         if on_item is not None:
             on_item(len(states), states.nbytes)
     if result is None:
@@ -71,7 +81,7 @@ def scan(
     part = "" if shard is None else f"{shard[0]} of {shard[1]}"
     skipped = len({skip.path for skip in source.skipped})
     result.origins = (Origin(str(source.path), source.format, source.kind, sequences, rows, skipped, part),)
-    result.dtypes, result.notes = tuple(sorted(dtypes)), tuple(notes)
+    result.dtypes, result.notes, result.grouped = tuple(sorted(dtypes)), tuple(notes), tuple(sorted(groupings))
     return result
 
 
@@ -104,15 +114,71 @@ def entries_of(
     return states, answer, names, joined
 
 
-def add_sequence(fingerprint: Fingerprint, name: str, states: Tensor, answer: Tensor | None) -> None:
-    """Add the rows of one sequence, states [T, L, Ht] and answer [T], to the cells that they belong to."""
+def group_of(name: str, position: int, total: int, path: str, given: str | None = None) -> tuple[str, str]:
+    """What kind of natural group a sequence belongs to, and which: the one given, else its file of several, else its run.
+
+    Sources are concatenated from others more often than they are shuffled, so that runs of neighbours (an eighth of the source)
+    are the best that can be told where nothing else is.
+
+    Args:
+        name: of the sequence within its source; position: its number there, of `total`.
+    """
+    if given is not None:
+        return "given", given
+    if name.endswith("]") and "[" in name:
+        return "files", f"{path}: {name[: name.rindex('[')]}"
+    return "runs", f"{path}: run {min(position * RUNS // max(total, 1), RUNS - 1) + 1} of {RUNS}"
+
+
+def add_sequence(
+    fingerprint: Fingerprint, name: str, states: Tensor, answer: Tensor | None, group: str = ""
+) -> None:
+    """Add the rows of one sequence, states [T, L, Ht] and answer [T], to the cells and parts that they belong to."""
     half = half_of(name)
+    parts: dict[tuple[Kind, str], Part] = {}
+    ordinary = torch.ones(len(states), dtype=torch.bool)
+    ranges = _ranges(len(states))
     for entry in range(states.shape[1]):
         rows = states[:, entry]
-        for row_class, chosen in zip(CLASSES, classes_of(rows, answer), strict=True):
-            if bool(chosen.any()):
-                cell = fingerprint.cells.setdefault((entry, row_class, half), Statistics())
-                cell.update(rows if bool(chosen.all()) else rows[chosen])
+        by_class = dict(zip(CLASSES, classes_of(rows, answer), strict=True))
+        for row_class, chosen in by_class.items():
+            if not bool(chosen.any()):
+                continue
+            total = Statistics()
+            for at, span in ranges.items() if row_class in ORDINARY else [("", slice(None))]:
+                if not bool(chosen[span].any()):
+                    continue
+                piece = Statistics()
+                piece.update(rows[span][chosen[span]])
+                total.merge(piece)
+                if at:
+                    parts.setdefault(("position", at), Part()).cells[entry, row_class] = piece
+            fingerprint.cells.setdefault((entry, row_class, half), Statistics()).merge(total)
+            if row_class in ORDINARY:
+                parts.setdefault(("group", group), Part()).cells[entry, row_class] = total
+        usual = by_class["answer"] | by_class["other"]
+        ordinary &= usual
+        fingerprint.samples.setdefault(entry, RowSample()).update(rows[usual])
+    for at, span in ranges.items():
+        piece_ = Cosines(states.shape[1])
+        piece_.update(states[span][ordinary[span]])
+        for key in (("position", at), ("group", group)):
+            if key in parts:
+                parts[key].cosines.merge(piece_)
+    for (kind, called), part in parts.items():
+        new = (kind, called) not in fingerprint.parts
+        if new and kind == "group" and len(fingerprint.of_kind("group")) >= MOST_GROUPS:
+            called = "others"
+        fingerprint.parts.setdefault((kind, called), Part()).merge(part)
+
+
+def _ranges(rows: int) -> dict[str, slice]:
+    """Ranges of positions by name, those that a sequence of so many rows reaches; the first row is in none."""
+    ends = (*POSITIONS[1:], None)
+    return {
+        f"{start} to {end - 1}" if end else f"{start} on": slice(start, end)
+        for start, end in zip(POSITIONS, ends, strict=True) if start < rows
+    }
 
 
 def classes_of(rows: Tensor, answer: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -131,4 +197,4 @@ def classes_of(rows: Tensor, answer: Tensor | None) -> tuple[Tensor, Tensor, Ten
     return first, sink, rest & answered, rest & ~answered
 
 
-__all__ = ["RowClass", "add_sequence", "classes_of", "entries_of", "half_of", "scan"]
+__all__ = ["RowClass", "add_sequence", "classes_of", "entries_of", "group_of", "half_of", "scan"]

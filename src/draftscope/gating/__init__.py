@@ -1,0 +1,1 @@
+"""A build of a trainer or a server against its baseline: for continuous integration."""

@@ -1,0 +1,278 @@
+"""Faults of a checkpoint and of its loading: their pieces against something independent, `--apply`, and what lint knows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from spoilt import DRAFT_VOCAB, change, chosen_ids, healthy, target_config
+from support import random_draft
+from tiny import DRAFT, TARGET, tiny_rig
+
+from draftscope.cli.main import run as command
+from draftscope.diagnose.case import Inputs
+from draftscope.diagnose.checkpoint import grid, tensor_wise
+from draftscope.diagnose.explaining import learn
+from draftscope.diagnose.run import diagnose
+from draftscope.eagle3.altered import altered, codes, fp8, int4, int8, packed
+from draftscope.eagle3.checkpoint import load_checkpoint
+from draftscope.eagle3.config import DraftConfig
+from draftscope.eagle3.model import Draft, StepMask
+from draftscope.faults import fault
+from draftscope.faults.plant import Plant
+from draftscope.faults.rig import Rig, Run
+from draftscope.linting import lint
+
+BOUNDARIES = (2, 4, 5)
+
+
+@pytest.fixture(scope="module")
+def rig() -> Rig:
+    return tiny_rig(count=6, max_new=40)
+
+
+def planted(rig: Rig, folder: Path, name: str, variant: str) -> Run:
+    return rig.run(fault(name).make(Plant.healthy(BOUNDARIES), variant), folder)
+
+
+def told(run: Run, out: Path, *more: str) -> dict[str, Any]:
+    """`diagnose --apply` through the command line, as JSON."""
+    report = out.parent / "diagnosis.json"
+    code = command(["diagnose", "--train", str(run.train), "--serve", str(run.serve), "--draft", str(run.draft), "--target",
+                    str(TARGET), "--apply", str(out), "--json", str(report), "--quiet", *more])
+    found: dict[str, Any] = json.loads(report.read_text())
+    assert code == 1, found["next"]
+    return found
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+# -- a copy with the fix in it -------------------------------------------------------------------------------------------------
+
+
+def test_a_map_of_ids_becomes_one_of_offsets(rig: Rig, tmp_path: Path) -> None:
+    run = planted(rig, tmp_path, "vocab-map", "stored as absolute")
+    before = files(run.draft)
+    found = told(run, tmp_path / "mended")
+    applied = found["applied"]
+    assert applied["changes"] == ["tensor d2t: from absolute ids"]
+    assert applied["rung"] == "as_read"
+    assert applied["before"]["length"] < 1.2
+    assert applied["after"]["length"] > 2
+    own, mended = load_file(DRAFT / "model.safetensors"), load_file(tmp_path / "mended" / "model.safetensors")
+    assert set(own) == set(mended)
+    assert all(torch.equal(own[name], mended[name]) for name in own)
+    assert files(run.draft) == before
+    assert [p.name for p in tmp_path.iterdir() if p.name.endswith(".part")] == []
+
+
+def test_swapped_matrices_are_put_right(rig: Rig, tmp_path: Path) -> None:
+    run = planted(rig, tmp_path, "weight-missing", "checkpoint: gate and up swapped")
+    found = told(run, tmp_path / "mended")
+    assert found["findings"][0]["strength"] == "proven"
+    assert found["applied"]["after"]["length"] > found["applied"]["before"]["length"] + 0.5
+    own, mended = load_file(DRAFT / "model.safetensors"), load_file(tmp_path / "mended" / "model.safetensors")
+    assert all(torch.equal(own[name], mended[name]) for name in own)
+
+
+def test_an_engines_fault_is_not_in_the_checkpoint(rig: Rig, tmp_path: Path) -> None:
+    run = planted(rig, tmp_path, "vocab-map", "engine drops it")
+    applied = told(run, tmp_path / "mended")["applied"]
+    assert applied["folder"] is None
+    assert applied["says"].startswith("nothing was written")
+    assert "not in the checkpoint" in applied["left"][0]
+    assert not (tmp_path / "mended").exists()
+
+
+def test_what_the_source_has_is_restored(rig: Rig, tmp_path: Path) -> None:
+    plant = fault("quant-inherit").make(Plant.healthy(BOUNDARIES), "checkpoint: one scale lost")
+    run = rig.run(plant, tmp_path)
+    applied = told(run, tmp_path / "mended", "--source-draft", str(DRAFT))["applied"]
+    assert "tensor midlayer.self_attn.o_proj.weight: from source" in applied["changes"]
+    name = "midlayer.self_attn.o_proj.weight"
+    assert torch.equal(load_file(tmp_path / "mended" / "model.safetensors")[name], load_file(DRAFT / "model.safetensors")[name])
+    assert applied["after"]["length"] > applied["before"]["length"]
+
+
+def test_layer_ids_in_the_consumers_own_convention(rig: Rig, tmp_path: Path) -> None:
+    """The states are re-made where the copy, read as that consumer reads it, has them captured."""
+    run = planted(rig, tmp_path, "layer-offset", "+1")
+    applied = told(run, tmp_path / "mended", "--for", "vllm@0.32")["applied"]
+    raw = json.loads((tmp_path / "mended" / "config.json").read_text())
+    assert raw["eagle_aux_hidden_state_layer_ids"] == list(BOUNDARIES)
+    assert applied["after"]["length"] > applied["before"]["length"]
+
+
+def test_a_checkpoint_that_contradicts_itself_is_mended(rig: Rig, tmp_path: Path) -> None:
+    draft, out = tmp_path / "draft", tmp_path / "mended"
+    plant = fault("config-flag").make(Plant.healthy(BOUNDARIES), "checkpoint: head_dim")
+    rig.write_checkpoint(plant, draft)
+    found = diagnose(Inputs(draft=draft, apply=out))
+    assert [(one.fault, one.strength) for one in found.findings] == [("config-flag", "proven")]
+    assert found.applied is not None
+    assert found.applied.before is None
+    assert load_checkpoint(out).config.head_dim == 16
+
+
+@pytest.mark.parametrize("where", ["the draft itself", "inside it", "a full folder", "a link"])
+def test_no_input_and_no_full_folder_is_written_to(where: str, tmp_path: Path) -> None:
+    draft = healthy(tmp_path / "draft")
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "kept").write_text("x")
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    out = {"the draft itself": draft, "inside it": draft / "new", "a full folder": full, "a link": tmp_path / "link"}[where]
+    before = files(draft)
+    assert command(["diagnose", "--draft", str(draft), "--apply", str(out), "--quiet"]) == 2
+    assert files(draft) == before
+    assert files(full) == {"kept": b"x"}
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_apply_needs_a_draft(tmp_path: Path) -> None:
+    assert command(["diagnose", "--serve", str(tmp_path), "--apply", str(tmp_path / "new"), "--quiet"]) == 2
+
+
+# -- a checkpoint and a consumer alone -----------------------------------------------------------------------------------------
+
+SPOILT: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "norm_before_residual": {"keys": {"norm_before_residual": True}},
+    "tied": {"keys": {"tie_word_embeddings": True}},
+    "absolute": {"put": {"d2t": chosen_ids()}},
+    "zero map": {"put": {"d2t": torch.zeros(DRAFT_VOCAB, dtype=torch.int64)}},
+    "no head": {"drop": ("lm_head.",)},
+    "gain left at 1": {"put": {"midlayer.hidden_norm.weight": torch.ones(64)}},
+    "another norm unread": {"put": {"input_norm.weight": torch.full((192,), 1.5)}},
+    "quantised by name": {"keys": {"quantization_config": {"quant_method": "fp8"}}},
+    "layer ids": {"keys": {"eagle_aux_hidden_state_layer_ids": [1, 14, 26]}},
+    "positions": {"keys": {"max_position_embeddings": 512}},
+}
+
+
+@pytest.mark.parametrize("consumer", ["vllm@0.32", "sglang@0.5.23", "sglang@0.5.10"])
+@pytest.mark.parametrize("case", SPOILT)
+def test_what_lint_finds_the_diagnosis_finds(case: str, consumer: str, tmp_path: Path) -> None:
+    draft = change(healthy(tmp_path / "draft"), **SPOILT[case])
+    by_lint, by_diagnosis = lint(draft, [consumer]), diagnose(Inputs(draft=draft, consumer=consumer))
+    strength = {"proven": 0, "supported": 1, "suspected": 2}
+    named = {one.fault: min(strength[other.strength] for other in by_diagnosis.findings if other.fault == one.fault)
+             for one in by_diagnosis.findings}
+    wanted = {one.fault: min(strength[other.strength] for other in by_lint.findings if other.fault == one.fault)
+              for one in by_lint.findings}
+    assert set(named) == set(wanted), (by_diagnosis.findings, by_lint.findings)
+    assert all(named[name] <= wanted[name] for name in wanted), (named, wanted)
+    assert by_diagnosis.verdict == ("undecided" if not wanted else by_diagnosis.verdict)
+
+
+def test_the_command_line_says_it_too(tmp_path: Path) -> None:
+    draft = change(healthy(tmp_path / "draft"), {"norm_before_residual": True})
+    report = tmp_path / "found.json"
+    assert command(["diagnose", "--draft", str(draft), "--for", "sglang@0.5.23", "--json", str(report), "--quiet"]) == 1
+    found = json.loads(report.read_text())
+    assert found["findings"][0]["fault"] == "config-flag"
+    assert found["findings"][0]["fix"]["config"]["sglang@0.5.23"]
+
+
+# -- small pieces --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(64, 192), (176, 64), (512, 1024)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_grids_are_known_and_trained_matrices_have_none(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    draw = torch.Generator().manual_seed(3)
+    rows = torch.exp(0.5 * torch.randn(shape[0], 1, generator=draw))
+    matrix = (torch.randn(shape, generator=draw) * 0.05 * rows).to(dtype)
+    assert grid(matrix) is None
+    assert grid(fp8(matrix)) == "fp8"
+    assert grid(int8(matrix)) == "int8"
+    assert grid(int4(matrix)) == "int4"
+    assert grid(codes(matrix)) == "codes"
+
+
+def test_no_matrix_of_a_trained_draft_lies_on_a_grid() -> None:
+    for folder in (DRAFT, TARGET):
+        for name, tensor in load_file(folder / "model.safetensors").items():
+            if tensor.ndim == 2:
+                assert grid(tensor) is None, name
+
+
+def test_rounding_is_what_its_names_say() -> None:
+    matrix = torch.randn(32, 64, generator=torch.Generator().manual_seed(1))
+    assert (int8(matrix) - matrix).abs().max() <= float((matrix.abs().amax(1) / 127 / 2).max()) * 1.001
+    grouped = matrix.unflatten(1, (-1, 32))
+    assert bool(((int4(matrix) - matrix).unflatten(1, (-1, 32)).abs() <= grouped.abs().amax(-1, keepdim=True) / 14 * 1.001).all())
+    held = packed(matrix)
+    assert held.shape == (32, 32) and held.dtype == torch.uint8
+    unpacked = torch.stack([held & 15, held >> 4], -1).flatten(1).float() - 8
+    assert torch.equal(unpacked, (matrix / (matrix.abs().amax(1, keepdim=True) / 7)).round())
+
+
+def test_an_unknown_alteration_is_refused() -> None:
+    with pytest.raises(ValueError, match="no alteration"):
+        altered({}, ["melt fc."], random_draft(1).config)
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_a_lost_residual_is_exactly_the_residual(layers: int) -> None:
+    """What `branch` leaves out is the stream before the last feed-forward block; `entry` differs by what went in."""
+    own = random_draft(2, layers=layers)
+    weights = own.state_dict()
+    outputs = {}
+    hidden, embeds = torch.randn(1, 5, own.config.hidden_size), torch.randn(1, 5, own.config.hidden_size)
+    for how in ("kept", "branch", "entry"):
+        draft = Draft(DraftConfig.model_validate(own.config.model_dump() | {"residual": how})).eval()
+        draft.load_state_dict(weights)
+        seen: list[torch.Tensor] = []
+        last = draft.midlayer if layers == 1 else draft.layers["1"]
+        last.post_attention_layernorm.register_forward_pre_hook(lambda _, given, seen=seen: seen.append(given[0]))  # type: ignore[misc]
+        with torch.no_grad():
+            outputs[how] = (draft(hidden, embeds, torch.arange(5)[None], StepMask.of(draft.config)), seen[0])
+    whole, stream = outputs["kept"]
+    torch.testing.assert_close(whole - outputs["branch"][0], stream)
+    if layers == 1:
+        torch.testing.assert_close(stream - outputs["entry"][1], hidden)
+    else:
+        assert not torch.allclose(whole, outputs["entry"][0])
+
+
+def test_a_map_is_learned_only_where_there_is_one() -> None:
+    draw = torch.Generator().manual_seed(4)
+    stored = torch.arange(40) * 2
+    best = torch.randint(40, (400,), generator=draw)
+    for name, tokens in {"moved": stored[best] + 1, "other": (best * 7) % 97, "stored": stored[best],
+                         "unrelated": torch.randint(100, (400,), generator=draw)}.items():
+        pairs = torch.stack([best, tokens], 1)
+        found = learn("engine", ([pairs[:200]], [pairs[200:]]), stored, 100)
+        assert found is not None
+        assert (found.learned > 0.95) == (name != "unrelated"), name
+        assert found.shift == {"moved": 1, "stored": 0}.get(name)
+        assert (found.stored > 0.95) == (name == "stored")
+
+
+def test_two_checkpoints_tensor_by_tensor(tmp_path: Path) -> None:
+    healthy(tmp_path / "a")
+    one = load_checkpoint(tmp_path / "a")
+    tensors = load_file(tmp_path / "a" / "model.safetensors")
+    (tmp_path / "b").mkdir()
+    tensors["fc.weight"] = tensors["fc.weight"] * 2
+    del tensors["norm.weight"]
+    save_file(tensors, tmp_path / "b" / "model.safetensors")
+    (tmp_path / "b" / "config.json").write_text((tmp_path / "a" / "config.json").read_text())
+    found = tensor_wise(one, load_checkpoint(tmp_path / "b"))
+    assert found.differing == {"fc.weight": pytest.approx(1.0)}
+    assert found.absent == ("norm.weight",) and found.added == () and found.settings == {}
+    same = tensor_wise(one, one)
+    assert not same.differing and same.tensors == len(one.tensors)
+
+
+def test_a_consumer_facts_target(tmp_path: Path) -> None:
+    """The target's config alone is enough for lint; the diagnosis takes a target with its ends."""
+    found = lint(healthy(tmp_path / "draft"), ["vllm@0.32"], target_config=target_config(tmp_path / "target"))
+    assert found.verdict == "clean"
