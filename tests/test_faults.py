@@ -67,6 +67,7 @@ def test_fault_is_found_first(rig: Rig, fault: Fault, variant: str, tmp_path: Pa
     others = [f for f in found.findings[1:] if f.fault != fault.id and f.fault not in fault.includes and f.strength == "proven"]
     assert not others, [(f.fault, f.says) for f in others]
     first = found.findings[0]
+    assert found.matched["contradictions"] == [], "what is spoilt is not of another target, draft or run"
     assert first.evidence
     assert first.fix.says
     json.loads(found.json_text())

@@ -12,6 +12,8 @@ from draftscope.errors import DraftscopeError, UsageError
 from draftscope.findings import Diagnosis
 
 EXIT = {"clean": 0, "undecided": 5}
+CONTRADICTED = 3
+"""Inputs that exclude each other, and nothing else found."""
 
 
 def refusal(error: DraftscopeError) -> Diagnosis:
@@ -97,7 +99,7 @@ def command(
 ) -> None:
     """Find out why a draft's tokens are rejected.
 
-    Exit code: 0 clean, 1 a cause was found, 5 undecided, 3 input that can't be read.
+    Exit code: 0 clean, 1 a cause was found, 5 undecided, 3 input that can't be read, or that contradicts itself.
     """
     ui = setup(quiet, threads, seed, json, html, refusal=refusal)
     if prompts is not None and url is None:
@@ -153,4 +155,5 @@ def command(
         ui.print(f"--absorb: {visible(found.absorbed.says)}")
     ui.write_json(found)
     ui.write_html(lambda: page(found))
-    raise typer.Exit(EXIT.get(found.verdict, 1))
+    contradicted = found.verdict == "undecided" and bool(found.matched.get("contradictions"))
+    raise typer.Exit(CONTRADICTED if contradicted else EXIT.get(found.verdict, 1))

@@ -11,10 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from draftscope.diagnose.counting import count_rows
 from draftscope.eagle3.checkpoint import Checkpoint
 from draftscope.eagle3.tree import TreeShape, claimed_depth
 from draftscope.eagle3.tree import claimed as tree_of
 from draftscope.errors import DraftscopeError, UsageError
+from draftscope.faults.facts_rows import Counted
 from draftscope.findings import Finding
 from draftscope.linting.opening import open_checkpoint
 from draftscope.states.opening import Kind, format_kind, open_source
@@ -131,6 +133,7 @@ class Case:
 
     Attributes:
         target: None where only its parts are at hand; recorded: its states at every boundary, where an engine made them.
+        counted: by side, files whose rows do not fit their tokens; where none does, the side itself is None.
         tree: None where chains are replayed, of length k.
         found: what is wrong with a checkpoint that can be read but not opened (`checkpoint` is then None), or only just.
     """
@@ -146,6 +149,7 @@ class Case:
     k: int = 3
     tree: TreeShape | None = None
     notes: list[str] = field(default_factory=list)
+    counted: dict[str, Counted] = field(default_factory=dict)
     found: list[Finding] = field(default_factory=list)
 
     @property
@@ -182,14 +186,14 @@ def open_case(inputs: Inputs, report: Callable[[str], None] = lambda _: None) ->
         width = case.checkpoint.config.target_hidden_size
     if inputs.train is not None:
         report("reading the training states")
-        case.train = _select(inputs.train, "samples", inputs, slots)
+        case.train = _fitting(case, inputs.train, "samples", slots)
     if inputs.train_heldout is not None:
         case.heldout = _select(inputs.train_heldout, "samples", inputs, slots)
     if inputs.serve is not None:
         report("reading the capture")
         if slots is None and case.train is not None and case.train.sequences:
             slots = int(case.train.sequences[0].features.shape[1])
-        case.serve = _select(inputs.serve, "traces", inputs, slots, width)
+        case.serve = _fitting(case, inputs.serve, "traces", slots, width)
     if inputs.sweep is not None:
         _take_sweep(case, inputs.sweep)
     claimed = None if case.serve is None else claimed_depth(case.serve.meta)
@@ -200,6 +204,22 @@ def open_case(inputs: Inputs, report: Callable[[str], None] = lambda _: None) ->
             case.k = case.tree.steps
             case.notes.append(f"the engine drafted trees ({case.tree}), so trees are replayed; --k replays chains")
     return case
+
+
+def _fitting(case: Case, path: Place, kind: Kind, slots: int | None, width: int | None = None) -> Selected | None:
+    """A side's selection; None where no file's rows fit its tokens, which is a finding and no reason to stop."""
+    side = "train" if kind == "samples" else "serve"
+    try:
+        selected = _select(path, kind, case.inputs, slots, width)
+    except DraftscopeError:
+        counted = count_rows(path, kind)
+        if counted is None or len(counted.files) < counted.of:
+            raise
+        case.counted[side] = counted
+        return None
+    if any(skip.cause == "rows" for skip in selected.source.skipped) and (counted := count_rows(path, kind)) is not None:
+        case.counted[side] = counted
+    return selected
 
 
 def _take_sweep(case: Case, folder: Place) -> None:

@@ -17,6 +17,7 @@ from draftscope.diagnose.applying import apply, check_apply
 from draftscope.diagnose.case import Case, Inputs, Selected, open_case
 from draftscope.diagnose.checkpoint import compare_source, covered, read_files
 from draftscope.diagnose.climb import climb
+from draftscope.diagnose.contradictions import Contradiction, contradict, hedge, stands
 from draftscope.diagnose.data import look
 from draftscope.diagnose.effects import costs
 from draftscope.diagnose.explain import explain
@@ -24,11 +25,13 @@ from draftscope.diagnose.ladder import Ladder
 from draftscope.diagnose.linted import linted
 from draftscope.diagnose.live import Live, hear, separated
 from draftscope.diagnose.placing import place
+from draftscope.diagnose.rows import examine_rows, integrity
 from draftscope.diagnose.sides import SweptSide, judging, side_facts
 from draftscope.diagnose.verdict import Judged, conclude, rank
 from draftscope.eagle3.reading import Reading
 from draftscope.errors import DraftscopeError, UsageError
 from draftscope.faults import FAULTS
+from draftscope.faults.facts_rows import RowFacts
 from draftscope.faults.measurements import LiveFacts, Measurements
 from draftscope.findings import Diagnosis, Placement, Rung
 from draftscope.inspecting.verify import read_mark
@@ -78,6 +81,7 @@ class Examination:
     counted: Rung | None = None
     matched: dict[str, Any] = field(default_factory=dict)
     judged: list[Judged] = field(default_factory=list)
+    contradictions: list[Contradiction] = field(default_factory=list)
 
     def conclude(self) -> Diagnosis:
         """Run every step that the inputs allow and draw the conclusion."""
@@ -85,12 +89,16 @@ class Examination:
         self.check_integrity()
         self.read_target_parts()
         place(self)
+        examine_rows(self)
         climb(self)
         compare_source(self, self.ladder)
         look(self)
         self.tell_live()
-        suspicions = [suspicion for fault in FAULTS for suspicion in fault.recognise(self.m)]
+        self.contradictions = contradict(self)
+        suspicions = [s for fault in FAULTS for s in fault.recognise(self.m)]
         suspicions += linted(self, suspicions)
+        suspicions = [s for s in suspicions if stands(s, self.contradictions)]
+        hedge(self, suspicions)
         found = None
         if self.ladder is not None and "served" in self.rungs:
             found = costs(self.ladder, suspicions, self.as_read, self.counted)
@@ -174,6 +182,9 @@ class Examination:
     def check_integrity(self) -> None:
         case, m = self.case, self.m
         for name, selected in (("train", case.train), ("serve", case.serve)):
+            if selected is None and name in case.counted:
+                self.steps.append(f"{'training states' if name == 'train' else 'capture'}: in no file do rows and tokens fit")
+                continue
             if selected is None:
                 self.next.append(
                     "give training states (--train): what the draft was trained on is then known from data, not from its "
@@ -208,6 +219,7 @@ class Examination:
             m.shapes["draft"] = case.checkpoint.config.slots
         self._check_widths()
         self._check_tokens()
+        integrity(self)
         covered(self)
 
     def _check_widths(self) -> None:
@@ -221,6 +233,16 @@ class Examination:
             widths["target"] = case.parts.width
         if case.checkpoint is not None:
             widths["draft"] = case.checkpoint.config.target_hidden_size
+        meant = widths.get("draft") or widths.get("target")
+        for name, what in (("train", "training states"), ("serve", "capture")):
+            own = widths.get(what)
+            if meant is not None and own is not None and own != meant:
+                # A file of another width than both draft and target is a finding; nothing else can be measured on it.
+                self.m.rows.setdefault(name, RowFacts()).width = (own, meant)  # type: ignore[arg-type]
+                setattr(case, name, None)
+                setattr(self.m, name, None)
+                self.m.shapes.pop(name, None)
+                del widths[what]
         if len(set(widths.values())) > 1:
             raise DraftscopeError(
                 "inputs of different width: " + ", ".join(f"{k} {v}" for k, v in widths.items()),

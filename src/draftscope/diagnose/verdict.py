@@ -74,6 +74,7 @@ def conclude(examination: Examination, judged: list[Judged], found: Costs | None
         )
         for j in ranked
     ]
+    contradicted = [one.says for one in examination.contradictions]
     gaps = _open_questions(examination, findings)
     repair = [] if found is None or examination.ladder is None else mending(
         examination.ladder, [j.suspicion for j in ranked if j.effect is not None], examination.as_read)
@@ -82,7 +83,7 @@ def conclude(examination: Examination, judged: list[Judged], found: Costs | None
         first = ranked[0].suspicion
         verdict = verdict_of(fault(first.fault), first) if first.fault in _ORDER else "wiring"
     else:
-        verdict = "undecided" if gaps else "clean"
+        verdict = "undecided" if gaps or contradicted else "clean"
     return Diagnosis(
         schema="draftscope.diagnosis/1",
         verdict=verdict,
@@ -93,7 +94,9 @@ def conclude(examination: Examination, judged: list[Judged], found: Costs | None
         acceptance=Ladder(**rungs),
         matched={**examination.matched, "reference": m.reference_from},
         power=power_of(examination),
-        next=list(dict.fromkeys([*_in_order(repair, rungs), *gaps, *(examination.next if verdict != "clean" else [])])),
+        next=list(dict.fromkeys([
+            *contradicted, *_in_order(repair, rungs), *gaps, *(examination.next if verdict != "clean" else []),
+        ])),
         steps=examination.steps + examination.case.notes,
         provenance=examination.provenance(),
     )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from draftscope.faults.attn_mask import AttnMask
 from draftscope.faults.base import Fault
+from draftscope.faults.capture_alias import CaptureAlias
 from draftscope.faults.config_flag import ConfigFlag
 from draftscope.faults.ctx_limit import CtxLimit
 from draftscope.faults.data_offpolicy import DataOffpolicy
 from draftscope.faults.draft_kv import DraftKv
 from draftscope.faults.draft_residual import DraftResidual
 from draftscope.faults.final_norm import FinalNorm
+from draftscope.faults.graph_capture import GraphCapture
 from draftscope.faults.layer_offset import LayerOffset
 from draftscope.faults.layer_set import LayerSet
 from draftscope.faults.leak import Leak
@@ -17,9 +19,11 @@ from draftscope.faults.lossmask_empty import LossmaskEmpty
 from draftscope.faults.lossmask_span import LossmaskSpan
 from draftscope.faults.metric import Metric
 from draftscope.faults.nonfinite import NonFinite
+from draftscope.faults.parallel_shard import ParallelShard
 from draftscope.faults.pos_id import PosId
 from draftscope.faults.quant_inherit import QuantInherit
 from draftscope.faults.recur_state import RecurState
+from draftscope.faults.req_mix import ReqMix
 from draftscope.faults.residual_missing import ResidualMissing
 from draftscope.faults.rope import Rope
 from draftscope.faults.rotated_space import RotatedSpace
@@ -38,6 +42,10 @@ from draftscope.faults.weight_missing import WeightMissing
 FAULTS: tuple[Fault, ...] = (
     NonFinite(),
     SchemaWidth(),
+    ReqMix(),
+    GraphCapture(),
+    CaptureAlias(),
+    ParallelShard(),
     WeightMissing(),
     VocabMap(),
     TiedHead(),

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from draftscope.engines.counted import Counters
 from draftscope.faults.facts_checkpoint import CheckpointFacts
 from draftscope.faults.facts_data import DataFacts
+from draftscope.faults.facts_rows import RowFacts
 from draftscope.faults.facts_runtime import RuntimeFacts, SamplerFacts
 from draftscope.faults.facts_slots import SlotFacts
 from draftscope.faults.facts_unpaired import UnpairedFacts
@@ -200,6 +201,7 @@ class Measurements:
         sampler: what became of the drafts of sampled requests.
         data: texts, masks, training logs and what else tells of data and training.
         unpaired: what statistics of other texts say, where no token is shared.
+        rows: by side, what was measured row by row.
     """
 
     train: SideFacts | None = None
@@ -231,6 +233,7 @@ class Measurements:
     embedding: EmbeddingFacts | None = None
     turned: TurnedFacts | None = None
     recorded_steps: int = 0
+    rows: dict[SideName, RowFacts] = field(default_factory=dict)
     checkpoint: CheckpointFacts | None = None
     data: DataFacts = field(default_factory=DataFacts)
 

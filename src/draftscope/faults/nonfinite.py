@@ -4,10 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from draftscope.faults.base import Fault, Suspicion, Undo, of_side
+from draftscope.faults.base import Fault, Page, Suspicion, Trace, Undo, of_side
+from draftscope.faults.facts_rows import Unfit
 from draftscope.faults.measurements import Measurements
 from draftscope.faults.plant import Plant
 from draftscope.findings import Evidence, Fix
+from draftscope.target.rows import Filled, On, Overflowing
+from draftscope.target.spoiling import Spoiler
+
+_SPOILERS: dict[str, Spoiler] = {
+    "some channels": On(Filled(float("nan")), channels=(3, 4, 40)),
+    "the first token": On(Filled(float("inf")), until=1),
+    "one slot": On(Filled(float("nan")), slots=(1,), every=7),
+    "long rows only": On(Filled(float("nan")), since=64),
+    "verify rows": On(Filled(float("nan")), phase="verify", every=3),
+    "overflow": Overflowing(2.0),
+}
+_WEIGHTS = {"checkpoint": "fc.weight", "checkpoint: head": "lm_head.weight", "checkpoint: norm": "norm.weight"}
 
 
 class NonFinite(Fault):
@@ -19,7 +32,26 @@ class NonFinite(Fault):
     id = "nonfinite"
     title = "NaN or Inf in states or weights"
     verdict = "wiring"
-    variants = ("serve rows", "train rows", "checkpoint")
+    variants = ("serve rows", *_SPOILERS, "train rows", "train some channels", "train overflow", "train last state", *_WEIGHTS)
+    page = Page(
+        symptom="acceptance of exactly 0 or exactly K, a loss of NaN, or a server that rejects everything after some length",
+        traces={
+            **{name: Trace(
+                says=f"the engine hands the draft values that are not finite: {name}", input="--serve",
+                shows="NaN or Inf counted by slot, channel and row", rung="served",
+            ) for name in ("serve rows", *_SPOILERS)},
+            **{f"train {name}": Trace(
+                says="the data writer stores values that are not finite", input="--train", shows="the same in the training files",
+                rung="trained",
+            ) for name in ("rows", "some channels", "overflow", "last state")},
+            **{name: Trace(
+                says=f"{tensor} holds such values", input="--draft", shows="NaN or Inf in a tensor of the file", rung="served",
+            ) for name, tensor in _WEIGHTS.items()},
+        },
+        lookalikes={"graph-capture": "memory never written may hold anything; zeros and old rows are finite"},
+        unseen={"logits that overflow in the engine alone": "states and weights are finite; the engine's own log shows it"},
+        reports=("speculators PR #615",),
+    )
 
     def recognise(self, m: Measurements) -> list[Suspicion]:
         found = [self._in_checkpoint(m.poisoned)] if m.poisoned else []
@@ -35,7 +67,8 @@ class NonFinite(Fault):
                     fault=self.id,
                     side=side.name,
                     where=places,
-                    says=f"{of_side(side.name)} hold NaN or Inf in {rows} of {first.of} rows ({', '.join(places)})",
+                    says=f"{of_side(side.name)} hold NaN or Inf in {rows} of {first.of} rows ({', '.join(places)})"
+                    + _where(m.rows[side.name].unfit if side.name in m.rows else {}),
                     strength="proven",
                     evidence=[
                         Evidence(
@@ -88,13 +121,37 @@ class NonFinite(Fault):
         )
 
     def make(self, plant: Plant, variant: str) -> Plant:
-        if variant == "serve rows":
-            return replace(plant, serve=replace(plant.serve, poison=2))
-        if variant == "train rows":
-            return replace(plant, train=replace(plant.train, poison=2))
-        if variant == "checkpoint":
-            return replace(plant, poison="fc.weight")
-        raise ValueError(f"nonfinite has no variant {variant!r}")
+        if variant not in self.variants:
+            raise ValueError(f"nonfinite has no variant {variant!r}")
+        if variant in _WEIGHTS:
+            return replace(plant, poison=_WEIGHTS[variant])
+        if variant == "train last state":
+            return replace(plant, last=(On(Filled(float("nan")), every=9),))
+        if variant in ("serve rows", "train rows"):
+            side = variant.removesuffix(" rows")
+            return replace(plant, **{side: replace(getattr(plant, side), poison=2)})
+        side = "train" if variant.startswith("train") else "serve"
+        made = _SPOILERS[variant.removeprefix("train ")]
+        return replace(plant, **{side: replace(getattr(plant, side), spoilers=(made,))})
 
     def mend(self, plant: Plant, boundaries: tuple[int, ...]) -> Plant | None:
-        return replace(plant, serve=replace(plant.serve, poison=0), poison="")
+        return replace(plant, serve=replace(plant.serve, poison=0, spoilers=()), poison="")
+
+
+def _where(unfit: dict[int, Unfit]) -> str:
+    """Which values they are, and what the places have in common."""
+    if not unfit:
+        return ""
+    one = max(unfit.values(), key=lambda found: found.nan + found.inf)
+    said = [f"{one.nan} NaN and {one.inf} Inf" if one.nan and one.inf else f"{one.nan} NaN" if one.nan else f"{one.inf} Inf"]
+    if one.channels < one.of:
+        said.append(f"in {one.channels} of {one.of} channels")
+    if one.last == one.since:
+        said.append(f"always in row {one.since}")
+    elif one.since >= LATE and one.sequences == one.longer:
+        said.append(f"from row {one.since} on, in every sequence that is so long")
+    return ": " + ", ".join(said)
+
+
+LATE = 16
+"""Row from which values that only then cease to be finite point to the length."""

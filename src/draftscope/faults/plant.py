@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from draftscope.eagle3.reading import Reading
 from draftscope.eagle3.sampling import Sampling
+from draftscope.faults.rewriting import Rewritten
 from draftscope.faults.writing import LossMask as LossMask
 from draftscope.faults.writing import Texts
 from draftscope.target.quantised import Precision
@@ -48,6 +49,8 @@ class Plant:
         training_sequences: the draft trained anew, on so few sequences; None = the pair's own draft.
         reported: how acceptance is told beside the capture: the engine's counts, a log of an engine that simulates it, or figures
             that count something else.
+        rewritten: what the writers of either side's files do to the layout of what they are given.
+        train_ranks: the data writer's data-parallel ranks, which take turns, where they do not agree; () = all are as `train`.
         sampling: how the engine draws tokens; None = greedily.
         labels: the names that the writer of the training data gives its entries; () = boundaries, truthfully.
     """
@@ -69,6 +72,8 @@ class Plant:
     stored_map: Literal["offset", "absolute"] = "offset"
     loss_mask: LossMask = "kept"
     training_sequences: int | None = None
+    rewritten: Rewritten = field(default_factory=Rewritten)
+    train_ranks: tuple[Wiring, ...] = ()
     sampling: Sampling | None = None
     labels: tuple[str, ...] = ()
     reported: Reported = "counts"

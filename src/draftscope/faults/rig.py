@@ -142,15 +142,17 @@ class Rig:
             if i in gone:
                 continue
             ids = torch.tensor([text.token_ids])
+            wiring = plant.train_ranks[i % len(plant.train_ranks)] if plant.train_ranks else plant.train
             with torch.inference_mode():
-                forward = target.forward(ids, plant.train.taps())
+                forward = target.forward(ids, wiring.taps())
             count = torch.tensor([ids.shape[1]])
-            slots = plant.train.apply(forward.taps, count, requests=(i,), norm=norm)
+            slots = wiring.apply(forward.taps, count, requests=(i,), norm=norm)
             last = Wiring((), spoilers=plant.last).apply(forward.last[:, :, None], count, requests=(i,), norm=norm)
             states = torch.cat([slots, last], 2)[0].to(torch.bfloat16)
             mask = torch.tensor(text.answer, dtype=torch.bool)
             name = f"hs_{i}.safetensors"
             plain.write_sample(folder / name, Sample(name, ids[0], states, mask, tuple(labels), i))
+        plant.rewritten.apply("train", folder, len(plant.train.slots))
 
     def list_conversations(self, plant: Plant, path: Path) -> None:
         """The conversations that the training data was to be made from, as token ids, one a line."""
@@ -273,6 +275,7 @@ class Rig:
             observer=capture,
         )
         capture.close()
+        plant.rewritten.apply("serve", folder, len(plant.serve.slots))
         return summarise(results, self.k)
 
 

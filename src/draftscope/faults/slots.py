@@ -9,6 +9,7 @@ from typing import Literal
 from draftscope.compare.maps import MAPPED
 from draftscope.faults.facts_slots import Held
 from draftscope.faults.measurements import Measurements, SideFacts
+from draftscope.faults.rowcause import claimed
 from draftscope.findings import Placed, Strength
 from draftscope.target.spoiling import Phase
 
@@ -92,7 +93,8 @@ def compared(m: Measurements) -> tuple[SideFacts | None, list[Slot]]:
     side = m.train if m.departed == "train" else m.serve
     if side is None or m.reference is None:
         return None, []
-    return side, beside(side, m.reference)
+    apart = claimed(m, side)
+    return side, [s for s in beside(side, m.reference) if s.slot not in apart]
 
 
 def beside(side: SideFacts, reference: Sequence[Placed]) -> list[Slot]:
