@@ -54,7 +54,7 @@ SHAPES = {
     "qwen3": Shape(
         {"model_type": "qwen3", "num_hidden_layers": 9, "head_dim": 32, "tie_word_embeddings": False,
          "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
-        {"rope_theta": 1e6},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
     ),
     "gemma2": Shape(
         {"model_type": "gemma2", "num_hidden_layers": 10, "head_dim": 32, "num_key_value_heads": 1, "tie_word_embeddings": True,

@@ -23,7 +23,6 @@ from draftscope.faults.rig import Conversation
 from draftscope.pipeline.prompts import read_prompts
 from draftscope.target.embedded import ensure_target
 from draftscope.target.model import Target, load_target
-from draftscope.target.packed import pack
 from draftscope.target.wiring import Wiring
 
 LEAST = 4
@@ -87,10 +86,8 @@ def open_pair(
     if not embedded and (draft is None or prompts is None):
         raise UsageError("a target needs its draft and prompts", remedy="Give --draft and --prompts with --target")
     folder = ensure_target(report=report) if target is None else target
-    loaded = load_target(folder)
-    if embedded:
-        pack(loaded)
-    model = Remembering(loaded)
+    # Not packed: faults that round the target's matrices need them as they are.
+    model = Remembering(load_target(folder))
     checkpoint = draft or DRAFT
     config = load_checkpoint(checkpoint, target_layers=model.layers).config
     boundaries = config.boundaries or default_boundaries(model.layers)
