@@ -129,5 +129,28 @@ def test_parts_prove_what_they_can(runs: dict[str, Path], tmp_path: Path) -> Non
     assert found.matched["train_text"]["last_state"] == "pre"
 
 
+def test_a_factor_and_an_order_are_tried(runs: dict[str, Path], tmp_path: Path) -> None:
+    """Where the draft can be replayed, what it would bring stands beside the suspicion."""
+    parts = tmp_path / "parts"
+    parts.mkdir()
+    tensors = load_file(TARGET / "model.safetensors")
+    save_file({n: t for n, t in tensors.items() if ".layers." not in n}, parts / "model.safetensors")
+    (parts / "config.json").write_bytes((TARGET / "config.json").read_bytes())
+    for name in ("one slot x8", "permuted"):
+        serve = tmp_path / name
+        serve.mkdir()
+        for path in sorted(runs[name].glob("*.safetensors")):
+            tensors = load_file(path)
+            # Texts without a shared beginning, whole from their first row on.
+            wanted = ("fc_input", "token_ids", "phase", "last_hidden")
+            kept = {n: t[tensors["accepted"]].contiguous() for n, t in tensors.items() if n in wanted}
+            kept["token_ids"][0] = 100 + len(list(serve.iterdir()))
+            save_file(kept, serve / path.name)
+        first = examine(runs, serve, target=parts).findings[0]
+        assert (first.fault, first.strength, first.recovery) == (PLANTED[name][0], "suspected", "replayed")
+        assert first.acceptance is not None
+        assert first.acceptance.length_if_fixed > first.acceptance.length_now + 0.3
+
+
 def test_every_rule_is_of_a_fault() -> None:
     assert set(KINDS) <= {known.id for known in FAULTS}

@@ -175,11 +175,14 @@ def _matched(slot: int, offset: Tensor, rest: Tensor) -> Matched:
         best, lag = divmod(int(plain.argmin()), len(LAGS))
         error = float(plain.min())
     column = plain[:, lag]
-    scale = float((1 + offset[:, best, lag]).median())
-    scaled = torch.hypot(1 + offset[..., lag] - scale, rest[..., lag]) / max(abs(scale), 1e-12)
+    # A factor may make another entry the nearest, so that each is tried with its own.
+    factors = (1 + offset[..., lag]).median(0).values
+    scaled = torch.hypot(1 + offset[..., lag] - factors, rest[..., lag]) / factors.abs().clamp_min(1e-12)
+    likely = scaled.median(0).values
+    nearest = int(likely.argmin())
     used = None
-    if abs(scale - 1) > NOTICEABLE and float(scaled.median(0).values[best]) < 0.5 * error:
-        column, used = scaled.median(0).values, scale
+    if abs(float(factors[nearest]) - 1) > NOTICEABLE and float(likely[nearest]) < 0.5 * error:
+        best, column, used = nearest, likely, float(factors[nearest])
         error = float(column[best])
     others = [float(column[e]) for e in range(len(column)) if e != best]
     rows = scaled[:, best] if used is not None else torch.hypot(offset, rest)[:, best, lag]

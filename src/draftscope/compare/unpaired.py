@@ -106,13 +106,20 @@ def looks(
         token_alone: slots of B whose rows are the same for the same token, where the training entry's are not.
     """
     coupled = couplings(a, b)
-    return [_look(slot, a, b, classes, table[slot], yards, coupled, slot in token_alone) for slot in range(b.slots)]
+
+    def look(slot: int, taken: Collection[int] = ()) -> Look:
+        return _look(slot, a, b, classes, table[slot], yards, coupled, slot in token_alone, slot in taken)
+
+    found = [look(slot) for slot in range(b.slots)]
+    taken = {one.entry for one in found if one.kind == "entry" and one.entry is not None}
+    return [look(slot, taken) if one.kind == "own" else one for slot, one in enumerate(found)]
 
 
 def _look(
     slot: int, a: Fingerprint, b: Fingerprint, classes: tuple[RowClass, ...], distances: list[Distance], yards: list[Yardstick],
-    coupled: list[Coupling], token_alone: bool,
+    coupled: list[Coupling], token_alone: bool, taken: bool,
 ) -> Look:
+    """One slot; `taken`: another slot looks like its training entry, so that less is needed to look like another."""
     mine = b.statistics(slot, classes)
     rows = mine.dimensions.count
     if slot >= a.slots:
@@ -137,7 +144,7 @@ def _look(
     totals = {e: d.total for e, d in enumerate(distances[: a.slots]) if d.total is not None}
     nearest = min(totals, key=lambda e: totals[e])
     near_unit = yards[nearest].unit(rows)
-    if nearest != slot and near_unit is not None and totals[nearest] <= 2 * near_unit and effect > 2 and (
+    if nearest != slot and near_unit is not None and totals[nearest] <= 2 * near_unit and effect > (1 if taken else 2) and (
             totals[nearest] < own.total / 2):
         return look("entry", f"training entry {nearest} rather than {slot}: distance {totals[nearest]:.2g} against "
                     f"{own.total:.2g}", nearest, totals[nearest])
