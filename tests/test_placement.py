@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from support import LAYERS, VOCAB, random_target
 from torch import Tensor
 
+from draftscope import findings
 from draftscope.boundaries import Boundary
 from draftscope.compare.evidence import candidates_of, measure, row_keys
+from draftscope.compare.placed import as_finding
 from draftscope.compare.placement import Placed, Placer, place
 from draftscope.compare.transforms import Sketch, decompose, fit_rotation, gram_error, sketched_errors
 
@@ -547,3 +549,11 @@ def test_the_lag_curve_does_not_depend_on_how_rows_arrive() -> None:
     parts = [(slots_at(s, *STREAMS), s) for s in walks(4, 70)]
     forward, backward = place(parts), place(reversed(parts))
     assert [p.lag_errors for p in forward] == [p.lag_errors for p in backward]
+
+
+def test_a_slot_without_a_finite_row_can_be_written_and_read_again() -> None:
+    swept = walk("s", 30)
+    (found,) = place([(torch.full((30, 1, 64), torch.nan), swept)])
+    written = as_finding(found, "")
+    assert findings.Placed.model_validate_json(written.model_dump_json()) == written
+    assert written.errors == [None] * 11

@@ -117,9 +117,9 @@ class Placed(Model):
     """What a slot or entry is. `margin` = 1 - err(best) / err(second); unplaced: boundary None.
 
     `transform` names the reading under which it fits (`none`, `lag`, `scale`, ...), `share` the rows that do, `shares` what all
-    rows match, `errors` the plain error under every stream boundary 0..n, `lag_errors` the error at the place found against
-    the states of the tokens from two before to two after (lags -2, -1, 0, +1, +2; empty = not measured). `mlp`: a branch of
-    the MLP alone.
+    rows match, `errors` the plain error under every stream boundary 0..n (null: without bound), `lag_errors` the error at the
+    place found against the states of the tokens from two before to two after (lags -2, -1, 0, +1, +2; empty = not measured).
+    `mlp`: a branch of the MLP alone.
     """
 
     slot: int
@@ -135,7 +135,7 @@ class Placed(Model):
     share: float | None = None
     shares: dict[str, float] = Field(default_factory=dict)
     candidates: list[int] = Field(default_factory=list)
-    errors: list[float] = Field(default_factory=list)
+    errors: list[float | None] = Field(default_factory=list)
     mlp: bool = False
     lag_errors: list[float | None] = Field(default_factory=list)
 

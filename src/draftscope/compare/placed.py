@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -103,7 +104,13 @@ def as_finding(placed: Placed, label: str) -> findings.Placed:
     """Placement's own record as reports write it."""
     return findings.Placed(
         slot=placed.slot, label=label, boundary=placed.boundary, norm=placed.norm, kind=placed.kind, margin=placed.margin,
-        error=placed.error, lag=placed.lag, scale=placed.scale, transform=placed.transform, share=placed.share,
-        candidates=sorted({c.index for c in placed.candidates if c.kind == placed.kind}), errors=list(placed.plain_errors),
+        error=_finite(placed.error), lag=placed.lag, scale=placed.scale, transform=placed.transform, share=placed.share,
+        candidates=sorted({c.index for c in placed.candidates if c.kind == placed.kind}),
+        errors=list(map(_finite, placed.plain_errors)),
         shares=dict(placed.shares), mlp=placed.mlp, lag_errors=list(placed.lag_errors),
     )
+
+
+def _finite(error: float | None) -> float | None:
+    """None for an error without bound (no rows, or a place that holds zeros): JSON has no number for it."""
+    return error if error is not None and math.isfinite(error) else None
