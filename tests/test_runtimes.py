@@ -16,6 +16,7 @@ from torch import Tensor
 from draftscope.diagnose.case import Inputs, _head
 from draftscope.diagnose.likeness import Recorded, likeness
 from draftscope.diagnose.run import diagnose
+from draftscope.diagnose.shape import by_context
 from draftscope.eagle3.checkpoint import build_draft
 from draftscope.eagle3.drafter import Drafter
 from draftscope.eagle3.habits import Shared, new_drafter
@@ -27,8 +28,8 @@ from draftscope.eagle3.tree import TreeShape
 from draftscope.engines.counted import Counters
 from draftscope.errors import UsageError
 from draftscope.faults import fault
-from draftscope.faults.base import Suspicion
-from draftscope.faults.facts_runtime import Likeness, Part, RuntimeFacts, SamplerFacts, ShapeFacts, Tried
+from draftscope.faults.base import Suspicion, verdict_of
+from draftscope.faults.facts_runtime import LengthFacts, Likeness, Part, RuntimeFacts, SamplerFacts, ShapeFacts, Stretch, Tried
 from draftscope.faults.measurements import GateFacts, Measurements, RungFacts
 from draftscope.faults.plant import Plant
 from draftscope.faults.rig import Rig
@@ -358,3 +359,25 @@ def test_trees_of_a_right_engine_and_of_one_at_wrong_positions(rig: Rig, tmp_pat
     assert examine(trees, HEALTHY, tmp_path / "right").findings == []
     found = examine(trees, runs_otherwise(HEALTHY, ahead=-1), tmp_path / "wrong")
     assert [f.fault for f in found.findings if f.strength == "proven"] == ["pos-id"]
+
+
+def test_a_fall_beyond_the_training_length_is_named_as_what_it_is() -> None:
+    within, beyond = Stretch(0, 512, 300, 0.75, 2.8), Stretch(512, 4000, 300, 0.4, 1.6)
+    m = Measurements(gate=PASSED, lengths=LengthFacts(512, within, beyond, (within, beyond)))
+    (found,) = fault("ctx-limit").recognise(m)
+    assert (found.strength, found.recovery, found.runtime) == ("supported", "needs-retraining", False)
+    assert "not at fault" in found.says
+    assert verdict_of(fault("ctx-limit"), found) == "training"
+    few, near = replace(beyond, rounds=20), replace(beyond, first=0.7)
+    for gate, other in ((GateFacts(0.6, 100, 0, 0), beyond), (PASSED, near), (PASSED, few)):
+        assert not fault("ctx-limit").recognise(replace(m, gate=gate, lengths=LengthFacts(512, within, other, ())))
+
+
+def test_counts_are_pooled_by_the_position_that_their_round_starts_from() -> None:
+    sequences = [served(small_draft(), seed) for seed in range(3)]
+    facts = by_context(sequences, 12)
+    assert facts is not None and facts.within is not None and facts.beyond is not None
+    starts = torch.cat([s.steps.start for s in sequences if s.steps is not None])
+    accepted = torch.cat([s.steps.accepted for s in sequences if s.steps is not None])
+    assert facts.beyond.length == pytest.approx(1 + float(accepted[starts >= 12].double().mean()))
+    assert facts.within.rounds + facts.beyond.rounds == sum(one.rounds for one in facts.stretches) == len(starts)

@@ -6,6 +6,7 @@ A shape is a hint at the kind of fault and never a proof: several have the same.
 from __future__ import annotations
 
 from collections.abc import Sequence as Several
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +14,7 @@ import torch
 
 from draftscope.eagle3.acceptance import Ints, conditional
 from draftscope.eagle3.replayed import Replay
-from draftscope.faults.facts_runtime import GivenFacts, Part, ShapeFacts
+from draftscope.faults.facts_runtime import GivenFacts, LengthFacts, Part, ShapeFacts, Stretch
 from draftscope.states.types import Sequence
 
 
@@ -65,6 +66,34 @@ def shape(replayed: Replay, k: int) -> ShapeFacts | None:
              _part(f"context up to {middle}", ours, engine, place <= middle),
              _part(f"context beyond {middle}", ours, engine, place > middle)]
     return ShapeFacts(tuple(parts), _conditional(ours, k), _conditional(engine, k))
+
+
+def by_context(sequences: Several[Sequence], trained: int) -> LengthFacts | None:
+    """Recorded counts by the position that their round starts from; `trained`: rows of the longest training sequence.
+
+    Returns:
+        None without recorded steps.
+    """
+    starts, counts = [], []
+    for sequence in sequences:
+        if sequence.steps is not None and len(sequence.steps.start):
+            starts.append(sequence.positions[sequence.steps.start].numpy())
+            counts.append(sequence.steps.accepted.numpy())
+    if not starts:
+        return None
+    place, accepted = np.concatenate(starts), np.concatenate(counts)
+    last = int(place.max()) + 1
+    edges = [int(place.min()), *(int(np.quantile(place, q)) for q in (0.25, 0.5, 0.75)), last]
+    found = [_stretch(place, accepted, low, high) for low, high in pairwise(edges)]
+    return LengthFacts(trained, _stretch(place, accepted, 0, trained), _stretch(place, accepted, trained, max(last, trained)),
+                       tuple(one for one in found if one is not None))
+
+
+def _stretch(place: Ints, accepted: Ints, start: int, end: int) -> Stretch | None:
+    chosen = accepted[(place >= start) & (place < end)]
+    if not len(chosen):
+        return None
+    return Stretch(start, end, len(chosen), float((chosen > 0).mean()), 1.0 + float(chosen.mean()))
 
 
 def _part(name: str, ours: Ints, engine: Ints, chosen: npt.NDArray[np.bool_]) -> Part:

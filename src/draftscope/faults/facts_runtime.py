@@ -163,3 +163,30 @@ class ShapeFacts:
     parts: tuple[Part, ...]
     replayed: tuple[float | None, ...]
     recorded: tuple[float | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Recorded rounds that start within a range of positions [start, end): acceptance of the first draft, and accept length."""
+
+    start: int
+    end: int
+    rounds: int
+    first: float
+    length: float
+
+
+@dataclass(frozen=True, slots=True)
+class LengthFacts:
+    """Acceptance by context.
+
+    Attributes:
+        trained: rows of the longest training sequence.
+        within, beyond: rounds from positions up to it and beyond; None where there is none.
+        stretches: all rounds in quarters, by position.
+    """
+
+    trained: int
+    within: Stretch | None
+    beyond: Stretch | None
+    stretches: tuple[Stretch, ...]
