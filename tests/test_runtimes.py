@@ -8,14 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from serving import K, Server, served, small_draft
 from tiny import tiny_rig
 from torch import Tensor
 
-from draftscope.diagnose.case import Inputs
+from draftscope.diagnose.case import Inputs, _head
 from draftscope.diagnose.likeness import Recorded, likeness
 from draftscope.diagnose.run import diagnose
+from draftscope.diagnose.shape import by_context
+from draftscope.eagle3.checkpoint import build_draft
 from draftscope.eagle3.drafter import Drafter
 from draftscope.eagle3.habits import Shared, new_drafter
 from draftscope.eagle3.model import Draft
@@ -23,11 +25,12 @@ from draftscope.eagle3.reading import Runtime
 from draftscope.eagle3.replay import replay
 from draftscope.eagle3.sampling import Sampling
 from draftscope.eagle3.tree import TreeShape
+from draftscope.engines.counted import Counters
 from draftscope.errors import UsageError
 from draftscope.faults import fault
-from draftscope.faults.base import Suspicion
-from draftscope.faults.facts_runtime import Likeness, RuntimeFacts, SamplerFacts, Tried
-from draftscope.faults.measurements import GateFacts, Measurements
+from draftscope.faults.base import Suspicion, verdict_of
+from draftscope.faults.facts_runtime import LengthFacts, Likeness, Part, RuntimeFacts, SamplerFacts, ShapeFacts, Stretch, Tried
+from draftscope.faults.measurements import GateFacts, Measurements, RungFacts
 from draftscope.faults.plant import Plant
 from draftscope.faults.rig import Rig
 from draftscope.faults.runtimes import runs_otherwise
@@ -269,3 +272,112 @@ def test_drawn_drafts_do_not_hide_a_wrong_state(rig: Rig, tmp_path: Path) -> Non
     plant = runs_otherwise(replace(HEALTHY, sampling=Sampling(1.0, draft="probabilistic")), after_prompt=2)
     found = examine(rig, plant, tmp_path)
     assert [f.fault for f in found.findings if f.strength == "proven"] == ["pos-id"]
+
+
+# -- shapes, recorded inputs, other precisions ------------------------------------------------------------------------------
+
+
+def counted(accepted: tuple[int, ...], steps: int = 400) -> Measurements:
+    return Measurements(counters=Counters(steps, accepted, sum(accepted), "a page"))
+
+
+@pytest.mark.parametrize(("m", "suspected"), [
+    (counted((280, 12, 0)), True), (counted((280, 190, 120)), False), (counted((40, 2, 0)), False),
+    (counted((28, 1, 0), 40), False),
+])
+def test_a_curve_that_dies_after_its_first_position_is_suspect_at_most(m: Measurements, suspected: bool) -> None:
+    found = fault("recur-state").recognise(m)
+    assert [one.strength for one in found] == ["suspected"] * suspected
+
+
+def test_a_draft_that_never_learned_a_second_step_is_not_suspect() -> None:
+    m = counted((280, 12, 0))
+    m.rungs["trained"] = RungFacts(1.8, [0.7, 0.05, 0.0], 1.0, 1.0, 100)
+    assert not fault("recur-state").recognise(m)
+    m.rungs["trained"] = RungFacts(2.3, [0.7, 0.45, 0.2], 1.0, 1.0, 100)
+    assert fault("recur-state").recognise(m)
+
+
+def shaped(first: float, later: float, short: float, long: float, recorded: tuple[float, ...]) -> Measurements:
+    parts = [Part(name, 50, share, 0.8, 0.8) for name, share in
+             (("first round", first), ("later rounds", later), ("context up to 60", short), ("context beyond 60", long))]
+    return Measurements(gate=GateFacts(0.8, 100, 0, 0), runtime=RuntimeFacts(OFF, tried=52),
+                        shape=ShapeFacts(tuple(parts), (0.8, 0.8, 0.8), recorded))
+
+
+@pytest.mark.parametrize(("m", "name"), [
+    (shaped(0.8, 0.8, 0.8, 0.8, (0.8, 0.2, 0.1)), "recur-state"), (shaped(1.0, 0.7, 0.8, 0.8, (0.8, 0.75, 0.7)), "draft-kv"),
+    (shaped(0.9, 0.8, 1.0, 0.6, (0.8, 0.75, 0.7)), "attn-mask"), (shaped(0.8, 0.8, 0.8, 0.8, (0.8, 0.75, 0.7)), None),
+])
+def test_where_nothing_explains_the_shape_is_a_hint(m: Measurements, name: str | None) -> None:
+    assert {fault: one.strength for fault, one in suspicions(m).items()} == ({} if name is None else {name: "suspected"})
+    m.gate_with["d2t=zero"] = PASSED
+    assert not suspicions(m)
+
+
+def test_tokens_given_at_chunk_ends_are_read_from_the_capture(rig: Rig, tmp_path: Path) -> None:
+    run = rig.run(runs_otherwise(HEALTHY, chunk=16), tmp_path)
+    for path in run.serve.glob("*.safetensors"):
+        tensors = load_file(path)
+        accepted = tensors["accepted"].bool()
+        ids, prompt = tensors["token_ids"], int((tensors["phase"] == 0).sum())
+        given = tensors["verified_ids"].clone()
+        given[: prompt - 1] = ids[1:prompt]
+        given[15 : prompt - 1 : 16] = ids[prompt - 1]
+        save_file({**tensors, "draft_input_ids": torch.where(accepted, given, -1).clamp(min=0)}, path)
+    found = diagnose(Inputs(train=run.train, serve=run.serve, draft=run.draft, target=rig.target.folder))
+    assert [(f.fault, f.strength) for f in found.findings] == [("draft-kv", "proven")]
+    assert found.findings[0].evidence[0].figures["chunk"] == 16
+    assert any("in 100.0% of" in step for step in found.steps if step.startswith("gate"))
+
+
+def test_a_long_sequence_keeps_its_inputs_and_trees_when_cut() -> None:
+    whole = served(small_draft(), 1)
+    assert whole.steps is not None
+    parents = torch.tensor([[-1, 0, 1]]).expand(len(whole.steps.start), -1)
+    whole = replace(whole, inputs=whole.token_ids[1:] + 0, steps=replace(whole.steps, parents=parents))
+    cut = _head(whole, 12)
+    assert cut.rows == 12 and cut.steps is not None and cut.steps.parents is not None
+    assert torch.equal(cut.draft_inputs(11), whole.token_ids[1:12])
+    assert len(cut.steps.start) == len(cut.steps.parents) == int((whole.steps.start < 11).sum())
+
+
+def test_a_right_engine_in_bfloat16_raises_no_alarm(rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def rounded(*given: object) -> Draft:
+        draft = build_draft(*given).bfloat16()  # type: ignore[arg-type]
+        assert draft.embedding is not None
+        draft.embedding = draft.embedding.bfloat16()
+        return draft
+
+    monkeypatch.setattr("draftscope.faults.rig.build_draft", rounded)
+    found = examine(rig, HEALTHY, tmp_path)
+    assert found.findings == [], [(f.fault, f.strength, f.says) for f in found.findings]
+
+
+def test_trees_of_a_right_engine_and_of_one_at_wrong_positions(rig: Rig, tmp_path: Path) -> None:
+    trees = replace(rig, tree=TreeShape(3, 3, 8), prompts=rig.prompts[:6])
+    assert examine(trees, HEALTHY, tmp_path / "right").findings == []
+    found = examine(trees, runs_otherwise(HEALTHY, ahead=-1), tmp_path / "wrong")
+    assert [f.fault for f in found.findings if f.strength == "proven"] == ["pos-id"]
+
+
+def test_a_fall_beyond_the_training_length_is_named_as_what_it_is() -> None:
+    within, beyond = Stretch(0, 512, 300, 0.75, 2.8), Stretch(512, 4000, 300, 0.4, 1.6)
+    m = Measurements(gate=PASSED, lengths=LengthFacts(512, within, beyond, (within, beyond)))
+    (found,) = fault("ctx-limit").recognise(m)
+    assert (found.strength, found.recovery, found.runtime) == ("supported", "needs-retraining", False)
+    assert "not at fault" in found.says
+    assert verdict_of(fault("ctx-limit"), found) == "training"
+    few, near = replace(beyond, rounds=20), replace(beyond, first=0.7)
+    for gate, other in ((GateFacts(0.6, 100, 0, 0), beyond), (PASSED, near), (PASSED, few)):
+        assert not fault("ctx-limit").recognise(replace(m, gate=gate, lengths=LengthFacts(512, within, other, ())))
+
+
+def test_counts_are_pooled_by_the_position_that_their_round_starts_from() -> None:
+    sequences = [served(small_draft(), seed) for seed in range(3)]
+    facts = by_context(sequences, 12)
+    assert facts is not None and facts.within is not None and facts.beyond is not None
+    starts = torch.cat([s.steps.start for s in sequences if s.steps is not None])
+    accepted = torch.cat([s.steps.accepted for s in sequences if s.steps is not None])
+    assert facts.beyond.length == pytest.approx(1 + float(accepted[starts >= 12].double().mean()))
+    assert facts.within.rounds + facts.beyond.rounds == sum(one.rounds for one in facts.stretches) == len(starts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Several
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -366,23 +366,13 @@ def _head(sequence: Sequence, rows: int) -> Sequence:
     steps = sequence.steps
     if steps is not None:
         kept = steps.start < rows - 1
-        steps = type(steps)(
-            start=steps.start[kept],
-            drafted=None if steps.drafted is None else steps.drafted[kept],
-            accepted=steps.accepted[kept],
-            states=None if steps.states is None else steps.states[kept],
-            left_out=steps.left_out,
-        )
-    return Sequence(
-        name=sequence.name,
-        token_ids=sequence.token_ids[:rows],
-        features=sequence.features[:rows],
-        last=None if sequence.last is None else sequence.last[:rows],
-        answer=None if sequence.answer is None else sequence.answer[:rows],
-        positions=sequence.positions[:rows],
-        steps=steps,
-        fc_output=None if sequence.fc_output is None else sequence.fc_output[:rows],
-    )
+        steps = replace(steps, **{
+            name: values[kept] for name in ("start", "drafted", "accepted", "states", "parents")
+            if (values := getattr(steps, name)) is not None
+        })
+    by_row = {name: values[:rows] for name in ("token_ids", "features", "last", "answer", "positions", "fc_output", "inputs")
+              if (values := getattr(sequence, name)) is not None}
+    return replace(sequence, steps=steps, **by_row)
 
 
 def _count_nonfinite(selected: Selected, sequence: Sequence) -> None:

@@ -13,6 +13,7 @@ from draftscope.diagnose.case import Selected
 from draftscope.diagnose.explaining import explain_engine, explain_file
 from draftscope.diagnose.ladder import Ladder, Repair, as_meant, combine, without_embedding
 from draftscope.diagnose.sampled import sampled, temperature
+from draftscope.diagnose.shape import by_context, given, shape
 from draftscope.diagnose.trials import gate_facts, reading_of, try_runtimes
 from draftscope.eagle3.acceptance import Counts, summarise
 from draftscope.eagle3.reading import D2T, Reading
@@ -163,7 +164,13 @@ def _gate(examination: Examination, ladder: Ladder) -> None:
     """The engine's own counts reproduced as read; if not, each known runtime fault is added to the reading."""
     m, as_read = examination.m, examination.as_read
     m.stages = _stages(examination, ladder, as_read)
-    gate = ladder.served(combine([], as_read)).gate()
+    assert examination.case.serve is not None
+    m.given = given(examination.case.serve.sequences)
+    trained = examination.case.train
+    if trained is not None and not trained.rows_left_out:
+        m.lengths = by_context(examination.case.serve.sequences, max(s.rows for s in trained.sequences))
+    replayed = ladder.served(combine([], as_read))
+    gate = replayed.gate()
     if gate is None:
         return
     m.gate = gate_facts(gate)
@@ -173,6 +180,8 @@ def _gate(examination: Examination, ladder: Ladder) -> None:
     )
     if not gate.passed and _checkpoint_trials(examination, ladder):
         return
+    if not gate.passed:
+        m.shape = shape(replayed, examination.case.k)
     _runtime_trials(examination, ladder)
     _sampler(examination, ladder)
 

@@ -41,6 +41,7 @@ class Repair:
     reading: Reading = field(default_factory=Reading)
     rebuilt_map: bool = False
     ids: tuple[int, ...] = ()
+    given: bool = False
 
 
 def combine(undos: Iterable[Undo], base: Reading) -> Repair:
@@ -73,6 +74,7 @@ def combine(undos: Iterable[Undo], base: Reading) -> Repair:
             reading=reading,
             rebuilt_map=rebuilt,
             ids=undo.ids or repair.ids,
+            given=repair.given or undo.given,
         )
     return repair
 
@@ -212,7 +214,7 @@ class Ladder:
         if last is None and self.serve is not None:
             # What the target would say needs its last state, and the sweep over the same tokens has it.
             last = self.serve.last[sequence.name]
-        return replace(sequence, features=features, last=last)
+        return replace(sequence, features=features, last=last, inputs=None if repair.given else sequence.inputs)
 
     def _own(self, sequence: Sequence) -> Tensor:
         """The target's own states [T, S, H], as the reference has them: with its factor, its lag, after the norm or before."""

@@ -10,6 +10,7 @@ from draftscope.faults.base import Fault, Page, Suspicion, Trace
 from draftscope.faults.measurements import Measurements
 from draftscope.faults.plant import Plant
 from draftscope.faults.runtimes import from_trials, reads_otherwise, runs_otherwise, tried_in_vain
+from draftscope.faults.shapes import falls_with_context
 
 _TAKES = "--serve with its verify steps, --draft (and --target for its embedding)"
 _WINDOW = 32
@@ -70,7 +71,8 @@ class AttnMask(Fault):
     )
 
     def recognise(self, m: Measurements) -> list[Suspicion]:
-        return from_trials(m, self.id, {"": "draft attention", "sliding_window": "config sliding_window"}, _FIXES)
+        return from_trials(m, self.id, {"": "draft attention", "sliding_window": "config sliding_window"}, _FIXES) or (
+            falls_with_context(m, self.id))
 
     def why_not(self, m: Measurements) -> str:
         return tried_in_vain(m, "a window would leave the rows before it alike and no later ones")

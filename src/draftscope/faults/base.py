@@ -29,6 +29,7 @@ class Undo:
         loading: the checkpoint's tensors as they are, in place of what the engine's loader made of them.
         altered: of the checkpoint's tensors, as `eagle3.altered` names it.
         ids: target id of every draft id; () = unchanged.
+        given: the draft is given the text's next token with every row, whatever was recorded.
         habits: fields of `eagle3.reading.Runtime` that are right again; unset: settings that are the checkpoint's again.
     """
 
@@ -43,6 +44,7 @@ class Undo:
     loading: bool = False
     altered: tuple[str, ...] = ()
     ids: tuple[int, ...] = ()
+    given: bool = False
     habits: tuple[str, ...] = ()
     unset: tuple[str, ...] = ()
 

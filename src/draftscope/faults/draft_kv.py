@@ -6,10 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 from draftscope.eagle3.reading import Runtime
-from draftscope.faults.base import Fault, Page, Suspicion, Trace
+from draftscope.faults.base import Fault, Page, Suspicion, Trace, Undo
 from draftscope.faults.measurements import Measurements
 from draftscope.faults.plant import Plant
 from draftscope.faults.runtimes import from_trials, runs_otherwise, tried_in_vain
+from draftscope.faults.shapes import grows_stale
+from draftscope.findings import Evidence, Fix
 
 _TAKES = "--serve with its verify steps, --draft (and --target for its embedding)"
 _MADE: dict[str, dict[str, Any]] = {
@@ -85,7 +87,27 @@ class DraftKv(Fault):
     )
 
     def recognise(self, m: Measurements) -> list[Suspicion]:
-        return from_trials(m, self.id, {"": "draft cache"}, _FIXES)
+        return self._given(m) or from_trials(m, self.id, {"": "draft cache"}, _FIXES) or grows_stale(m, self.id)
+
+    def _given(self, m: Measurements) -> list[Suspicion]:
+        """Tokens recorded at the draft's input that are not the text's next ones."""
+        facts = m.given
+        if facts is None or not facts.prompt_last or facts.prompt_last < facts.other:
+            return []
+        return [Suspicion(
+            fault=self.id, side="serve", where=["draft_input_ids"], strength="proven", runtime=True, recovery="replayed",
+            undo=Undo(given=True),
+            says="the engine gives the draft the prompt's last token at the end of a prefill chunk, in place of the next one "
+            f"({facts.other} of {facts.rows} rows)",
+            evidence=[Evidence(
+                hypothesis="the draft's entries at the ends of prefill chunks are made with a wrong token",
+                prediction="with every row the draft is given the token that follows it in the text",
+                measurement="the recorded draft_input_ids against the text",
+                result=f"{facts.other} of {facts.rows} rows were given another token, {facts.prompt_last} of them the prompt's "
+                f"last; they end blocks of {facts.chunk} rows or a multiple",
+                decides="draft-kv, where all of them are the prompt's last token inside the prompt",
+                figures={"rows": facts.rows, "other": facts.other, "prompt_last": facts.prompt_last, "chunk": facts.chunk})],
+            fix=Fix(says=_FIXES["chunk"]))]
 
     def why_not(self, m: Measurements) -> str:
         return tried_in_vain(m, "a stale cache would leave some rounds alike (first ones, requests without a cached prefix) and "

@@ -122,3 +122,71 @@ class SamplerFacts:
     length: float
     length_rejection: float
     length_overlap: float
+
+
+@dataclass(frozen=True, slots=True)
+class GivenFacts:
+    """The tokens that the draft was given with its rows, as recorded.
+
+    Attributes:
+        rows: compared; other: of them given another token than the text's next.
+        prompt_last: those of these inside the prompt that were given the prompt's last token; chunk: the rows that they lie a
+            multiple of apart, counted from 1.
+    """
+
+    rows: int
+    other: int
+    prompt_last: int
+    chunk: int
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some of the rounds: how many, share with equal counts, acceptance of the first draft by replay and in the engine."""
+
+    name: str
+    rounds: int
+    agreed: float | None
+    replayed: float | None
+    recorded: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeFacts:
+    """Where the engine's counts depart from the replay's.
+
+    Attributes:
+        parts: first and later rounds, short and long context.
+        replayed, recorded: [K] acceptance at each position given that all before it stood.
+    """
+
+    parts: tuple[Part, ...]
+    replayed: tuple[float | None, ...]
+    recorded: tuple[float | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Recorded rounds that start within a range of positions [start, end): acceptance of the first draft, and accept length."""
+
+    start: int
+    end: int
+    rounds: int
+    first: float
+    length: float
+
+
+@dataclass(frozen=True, slots=True)
+class LengthFacts:
+    """Acceptance by context.
+
+    Attributes:
+        trained: rows of the longest training sequence.
+        within, beyond: rounds from positions up to it and beyond; None where there is none.
+        stretches: all rounds in quarters, by position.
+    """
+
+    trained: int
+    within: Stretch | None
+    beyond: Stretch | None
+    stretches: tuple[Stretch, ...]

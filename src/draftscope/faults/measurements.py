@@ -9,7 +9,7 @@ from draftscope.engines.counted import Counters
 from draftscope.faults.facts_checkpoint import CheckpointFacts
 from draftscope.faults.facts_data import DataFacts
 from draftscope.faults.facts_rows import RowFacts
-from draftscope.faults.facts_runtime import RuntimeFacts, SamplerFacts
+from draftscope.faults.facts_runtime import GivenFacts, LengthFacts, RuntimeFacts, SamplerFacts, ShapeFacts
 from draftscope.faults.facts_slots import SlotFacts
 from draftscope.faults.facts_unpaired import UnpairedFacts
 from draftscope.findings import Placed
@@ -198,6 +198,8 @@ class Measurements:
         unigram_nll: -log p of the training answers' tokens under their own frequencies.
         counters: acceptance as the engine tells it; recorded_steps: verify steps of the capture that `measured` is of.
         runtime: the engine's own rounds run again under known wrong runtimes.
+        shape: where the engine's counts depart from the replay's as read; given: the tokens that the draft was given.
+        lengths: acceptance by context, against the lengths that were trained on.
         sampler: what became of the drafts of sampled requests.
         data: texts, masks, training logs and what else tells of data and training.
         unpaired: what statistics of other texts say, where no token is shared.
@@ -223,6 +225,9 @@ class Measurements:
     changed: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     gate_with: dict[str, GateFacts] = field(default_factory=dict)
     runtime: RuntimeFacts | None = None
+    shape: ShapeFacts | None = None
+    given: GivenFacts | None = None
+    lengths: LengthFacts | None = None
     sampler: SamplerFacts | None = None
     rungs: dict[str, RungFacts] = field(default_factory=dict)
     unigram_nll: float | None = None

@@ -10,6 +10,7 @@ from draftscope.faults.base import Fault, Page, Suspicion, Trace, Undo
 from draftscope.faults.measurements import Measurements
 from draftscope.faults.plant import Plant
 from draftscope.faults.runtimes import from_trials, runs_otherwise, tried_in_vain
+from draftscope.faults.shapes import dead_after_first, later_steps
 from draftscope.findings import Evidence, Fix
 
 SAME, OTHER = 0.03, 0.1
@@ -74,7 +75,8 @@ class RecurState(Fault):
 
     def recognise(self, m: Measurements) -> list[Suspicion]:
         return self._by_stage(m) or from_trials(
-            m, self.id, {"": "draft steps", "feedback": "config norm_output"}, _FIXES)
+            m, self.id, {"": "draft steps", "feedback": "config norm_output"}, _FIXES) or later_steps(
+            m, self.id) or dead_after_first(m, self.id)
 
     def why_not(self, m: Measurements) -> str:
         return tried_in_vain(m, "a wrong state fed back leaves the first draft of each round alike and no later one")

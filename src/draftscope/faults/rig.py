@@ -17,6 +17,7 @@ from draftscope.eagle3.examples import load_examples
 from draftscope.eagle3.generate import generate
 from draftscope.eagle3.generated import Summary, summarise
 from draftscope.eagle3.train import Settings, train
+from draftscope.eagle3.tree import TreeShape
 from draftscope.engines.transformers import Capture, description
 from draftscope.faults.plant import Build, Plant
 from draftscope.faults.training import train_again
@@ -63,7 +64,7 @@ class Rig:
         checkpoint: the draft's folder.
         prompts: token ids, served greedily.
         conversations: what the draft is said to have been trained on.
-        k, max_new, rows: as `generate` takes them.
+        k, tree, max_new, rows: as `generate` takes them.
     """
 
     target: Target
@@ -74,6 +75,7 @@ class Rig:
     max_new: int = 48
     rows: int = 8
     stop_ids: frozenset[int] = field(default_factory=frozenset)
+    tree: TreeShape | None = None
 
     def run(self, plant: Plant, out: Path) -> Run:
         """Write everything for a set-up into a folder of its own."""
@@ -255,7 +257,8 @@ class Rig:
         checkpoint = load_checkpoint(served, target_layers=self.target.layers)
         draft = build_draft(checkpoint, self.target.parts, plant.engine)
         claimed = [b.index for b in Plant.healthy(checkpoint.config.boundaries or ()).serve.slots]
-        says = description(model=str(self.target.folder.name), draft=draft_folder.name, layer_ids=claimed, k=self.k)
+        says = description(model=str(self.target.folder.name), draft=draft_folder.name, layer_ids=claimed, k=self.k,
+                           tree=self.tree)
         if plant.sampling is not None:
             says["temperature"] = plant.sampling.temperature
         capture = Capture(folder, says)
@@ -268,6 +271,7 @@ class Rig:
             [writer.prompt(prompt, plant.texts.serve) for prompt in prompts],
             wiring=plant.serve,
             k=self.k,
+            tree=self.tree,
             sampling=plant.sampling,
             max_new=self.max_new,
             stop_ids=self.stop_ids,
@@ -276,7 +280,7 @@ class Rig:
         )
         capture.close()
         plant.rewritten.apply("serve", folder, len(plant.serve.slots))
-        return summarise(results, self.k)
+        return summarise(results, self.k if self.tree is None else self.tree.steps)
 
 
 def _own_basis(tensors: dict[str, torch.Tensor], embedding: torch.Tensor) -> None:
