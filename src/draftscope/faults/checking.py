@@ -106,6 +106,13 @@ def untrained(m: Measurements) -> bool:
             and len(facts.drawn) >= 0.8 * facts.matrices)
 
 
+def eagle_mode(m: Measurements) -> bool:
+    """Whether a draft of several slots receives one: the target's last state, as an engine in EAGLE mode hands it over."""
+    if m.serve is None or m.layers is None or m.shapes.get("serve") != 1 or m.shapes.get("draft", 1) < 2:
+        return False
+    return len(m.serve.slots) == 1 and m.serve.slots[0].boundary == m.layers
+
+
 def trained_badly(m: Measurements) -> bool:
     rung = m.rungs.get("trained")
     return rung is not None and bool(rung.joint) and rung.joint[0] < AT_CHANCE

@@ -35,6 +35,7 @@ class Plant:
         state: which state of training was exported: the trained one, the one before the first step, or one after few sequences.
         refused: no engine starts with this checkpoint: what was captured is of the one before it.
         source: the checkpoint that it was exported from is at hand.
+        mode: the algorithm that the server was started with: in EAGLE's the draft receives the target's last state alone.
         stored_map: how the exporter wrote `d2t`.
         loss_mask: `empty` when the assistant marker was never found.
         training_sequences: the draft trained anew, on so few sequences; None = the pair's own draft.
@@ -58,6 +59,7 @@ class Plant:
     state: Literal["trained", "step 0", "early"] = "trained"
     refused: bool = False
     source: bool = False
+    mode: Literal["eagle3", "eagle"] = "eagle3"
     stored_map: Literal["offset", "absolute"] = "offset"
     loss_mask: Literal["kept", "empty"] = "kept"
     training_sequences: int | None = None

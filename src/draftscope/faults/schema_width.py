@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from draftscope.faults.base import Fault, Suspicion
+from draftscope.faults.checking import eagle_mode
 from draftscope.faults.measurements import Measurements
 from draftscope.faults.plant import Plant
 from draftscope.findings import Evidence, Fix
@@ -26,7 +27,7 @@ class SchemaWidth(Fault):
         found = []
         for side in m.sides():
             given = m.shapes.get(side.name)
-            if takes is None or given is None or given == takes:
+            if takes is None or given is None or given == takes or (side.name == "serve" and eagle_mode(m)):
                 continue
             where = "train:tensor hidden_states" if side.name == "train" else "tensor fc_input"
             result = f"{given} slots in {side.name}, {takes} in the draft's fc"
