@@ -88,11 +88,8 @@ class ConfigFlag(Fault):
             result=f"one slot, boundary {m.layers} of {m.layers} ({norm}-norm); fc takes {m.shapes['draft']}",
             decides="config-flag if the only slot is the last state; schema-width if it is another",
             figures={"slots": 1, "takes": m.shapes["draft"], "boundary": m.layers, "norm": norm},
-            fix="Start SGLang with --speculative-algorithm EAGLE3, vLLM with method eagle3; use_aux_hidden_state must not be "
-                "false in eagle_config.",
-            recovery="needs-serving", runtime=True,
-            config={"vllm@0.32": {"eagle_config": {"use_aux_hidden_state": True}},
-                    "sglang@0.5.23": {"eagle_config": {"use_aux_hidden_state": True}}},
+            fix="Start SGLang with --speculative-algorithm EAGLE3, vLLM with method eagle3.", recovery="needs-serving",
+            runtime=True,
         )]
 
     def _by_file(self, m: Measurements) -> list[Suspicion]:
@@ -109,7 +106,7 @@ class ConfigFlag(Fault):
             self.id, found, [f"config {name}"],
             f"the checkpoint's configuration is wrong about {name}: the draft was trained with it {_word(value)}",
             f"Set {name} to {_word(value)} in config.json, where the consumer looks for it.",
-            undo=Undo(switches={name: value}), patch=Patch(config={name: value}))]
+            undo=Undo(switches={name: value}), patch=Patch(config={name: value}), config=_keys(name, value))]
 
     def _by_stages(self, m: Measurements) -> list[Suspicion]:
         """What the engine recorded comes out only with a switch turned."""
@@ -221,7 +218,7 @@ class ConfigFlag(Fault):
         suspicion.strength, suspicion.recovery, suspicion.undo = "supported", "bounded", None
         suspicion.fix = Fix(
             says=f"Set {name} to {value.lower()} in config.json: it costs nothing in this engine, and would in one that obeys "
-            "the file."
+            "the file.", patch=Patch(config={name: value == "True"}), config=_keys(name, value == "True"),
         )
         return suspicion
 
