@@ -109,9 +109,9 @@ class _Work:
                 self._tensor(ahead, name, how)
             for key, value in patch.config.items():
                 self._set(key, value)
-        elif keys:
+        if keys:
             self._merge(ahead, self.raw, keys)
-        elif finding.fix.config and "draftscope" not in finding.fix.config and finding.acceptance is not None:
+        elif patch is None and finding.fix.config and "draftscope" not in finding.fix.config and finding.acceptance is not None:
             self.left.append(f"{ahead}: the keys depend on who reads the checkpoint: name the consumer with --for "
                              f"({', '.join(finding.fix.config)})")
             return False

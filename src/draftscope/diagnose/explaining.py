@@ -36,6 +36,8 @@ SOUND = 0.6
 """First-position acceptance on training states from which nothing is tried there."""
 DEPARTS, BETTER = 0.003, 4.0
 """Relative error of a stage from which it is looked at, and by how much another reading has to be better."""
+SLIGHT = 0.05
+"""Relative error (of the head: share of drafts) up to which only rounded matrices and gains are tried."""
 DRAFTS_DIFFER, DRAFTS_AGREE = 0.05, 0.03
 GAIN = 0.1
 """Accepted tokens a step by which another reading of the file has to do better."""
@@ -87,7 +89,7 @@ def explain_engine(examination: Examination, ladder: Ladder) -> None:
             continue
         if part == "fc" and m.stages is not None and (m.stages.fc_error_reference or 1.0) < SAME:
             continue  # it is the recording of its input that is wrong
-        explained = _explain(examination, taken, part, keys, base, before)
+        explained = _explain(examination, taken, part, keys if before > SLIGHT else readings.slight(keys), base, before)
         if explained is not None:
             facts.engine.append(explained)
             reading = readings.apply(explained.key, reading)

@@ -73,6 +73,11 @@ def _rounded(part: Part, kinds: list[str]) -> list[str]:
     return [f"altered {kind} {_TENSORS[part]}" for kind in kinds]
 
 
+def slight(keys: list[str]) -> list[str]:
+    """Those that change a stage by little: rounded matrices and gains."""
+    return [key for key in keys if key.split()[-2:-1] in (["fp8"], ["int8"], ["int4"]) or key.startswith("lost ")]
+
+
 def of_file(checkpoint: Checkpoint, base: Reading) -> list[str]:
     """What may be wrong in the file itself and is undone by reading it otherwise."""
     switches = ("norm_before_residual", "norm_before_fc", "fc_norm", "fc_bias", "norm_output", "norm_before_head", "double_norm")

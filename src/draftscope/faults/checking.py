@@ -59,6 +59,7 @@ def in_engine(
 
 def in_file(
     fault: str, found: Otherwise, where: Sequence[str], says: str, fix: str, *, undo: Undo, patch: Patch | None = None,
+    config: Mapping[str, dict[str, Any]] | None = None,
 ) -> Suspicion:
     """The file read otherwise makes a draft that fails on its own training states one that does not."""
     alone = found.next_best is None or found.next_best < HALF
@@ -68,7 +69,7 @@ def in_file(
         measurement=f"the draft replayed on its training states, as the file says and with {found.tried} other readings",
         result=f"-log p {found.own:.2f} and {found.own_first:.0%} at the first position as it stands, {found.other:.2f} and "
                f"{found.other_first:.0%} with {found.key}",
-        decides=f"{fault} if only that reading does well", fix=fix, recovery="replayed", undo=undo, patch=patch,
+        decides=f"{fault} if only that reading does well", fix=fix, recovery="replayed", undo=undo, patch=patch, config=config,
         figures={"own": found.own, "other": found.other, "own_length": found.own_length, "other_length": found.other_length,
                  "reading": found.key, "next_best": found.next_best},
         caveats=[] if alone else ["another reading does nearly as well"],
@@ -104,6 +105,13 @@ def untrained(m: Measurements) -> bool:
     facts = m.checkpoint
     return (facts is not None and facts.norms > 0 and len(facts.ones) == facts.norms and facts.matrices > 0
             and len(facts.drawn) >= 0.8 * facts.matrices)
+
+
+def eagle_mode(m: Measurements) -> bool:
+    """Whether a draft of several slots receives one: the target's last state, as an engine in EAGLE mode hands it over."""
+    if m.serve is None or m.layers is None or m.shapes.get("serve") != 1 or m.shapes.get("draft", 1) < 2:
+        return False
+    return len(m.serve.slots) == 1 and m.serve.slots[0].boundary == m.layers
 
 
 def trained_badly(m: Measurements) -> bool:

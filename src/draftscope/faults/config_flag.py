@@ -7,7 +7,7 @@ from typing import Any
 
 from draftscope.consumers import setting_for
 from draftscope.faults.base import Fault, Page, Suspicion, Trace, Undo
-from draftscope.faults.checking import HALF, in_engine, in_file, told
+from draftscope.faults.checking import HALF, eagle_mode, in_engine, in_file, told
 from draftscope.faults.fixes import CONSUMERS
 from draftscope.faults.measurements import GateFacts, Measurements
 from draftscope.faults.plant import Plant
@@ -26,6 +26,10 @@ PAGE = Page(
             says=f"the engine does not know or not find {_NAMES[name]} and runs without a word", input=_RECORDED, rung="measured",
             shows="the stage behind it is reproduced only with the switch turned")
            for name in ("norm_before_residual", "fc_norm", "norm_before_fc", "fc bias")},
+        "engine: EAGLE in place of EAGLE3": Trace(
+            says="the server is started with EAGLE: no slots are captured, the target's last state goes in, fc is passed over by "
+                 "a test of widths, and the head is the target's", input="--draft, --serve, --target", rung="measured",
+            shows="the capture has one slot where the draft takes three, and it is the target's last state"),
         **{f"checkpoint: {name}": Trace(
             says=f"config.json says another {_NAMES[name]} than the draft was trained with", input="--draft, --train, --target",
             rung="trained", shows="on its own training states the draft does well only with the switch turned")
@@ -45,8 +49,6 @@ PAGE = Page(
         "rms_norm_eps of 1e-5 for 1e-6": "changes a state by less than bfloat16 rounds it",
         "norm_output where the first position is sound": "nothing is tried there; recur-state tells it from draft states",
         "no norm before the head": "chooses as a norm whose gain is 1 does: weight-missing names the gain",
-        "EAGLE in place of EAGLE3": "the capture has one slot where the draft takes three: schema-width says so; lint --for "
-                                    "sglang:eagle says why",
         "a switch turned where the draft does well on its training states": "nothing is tried where nothing is amiss",
     },
     reports=("vllm PR #46488", "sglang PR #21272", "Model-Optimizer PR #398"),
@@ -60,15 +62,35 @@ class ConfigFlag(Fault):
     title = "a switch not in effect"
     verdict = "wiring"
     variants = (
-        "engine: norm_before_residual", "engine: fc_norm", "engine: norm_before_fc", "engine: fc bias",
+        "engine: norm_before_residual", "engine: EAGLE in place of EAGLE3", "engine: fc_norm", "engine: norm_before_fc",
+        "engine: fc bias",
         "checkpoint: norm_before_residual", "checkpoint: fc_norm", "checkpoint: norm_before_fc",
         "checkpoint: head_dim", "checkpoint: converted without a switch",
     )
+    includes = frozenset({"layer-set"})  # in EAGLE mode the one slot does hold another layer
     page = PAGE
 
     def recognise(self, m: Measurements) -> list[Suspicion]:
-        found = self._by_source(m) or self._by_training(m) or self._by_file(m) or self._by_stages(m)
+        found = self._mode(m) or self._by_source(m) or self._by_training(m) or self._by_file(m) or self._by_stages(m)
         return found or self._by_gate(m) or self._by_facts(m) or self._idle(m)
+
+    def _mode(self, m: Measurements) -> list[Suspicion]:
+        """EAGLE in place of EAGLE3: one slot, the last state, and `fc` passed over by a test of widths."""
+        if not eagle_mode(m) or m.serve is None:
+            return []
+        norm = m.serve.slots[0].norm
+        return [told(
+            self.id, ["config use_aux_hidden_state"],
+            f"the server runs a draft of {m.shapes['draft']} slots in EAGLE mode: it receives the target's last state alone, and "
+            "no fc", "proven", hypothesis="the server was started with EAGLE in place of EAGLE3",
+            prediction="an EAGLE-3 draft receives as many slots as its fc takes, none of them the last state",
+            measurement="slots of the capture against the draft's fc; the slot placed among the target's boundaries",
+            result=f"one slot, boundary {m.layers} of {m.layers} ({norm}-norm); fc takes {m.shapes['draft']}",
+            decides="config-flag if the only slot is the last state; schema-width if it is another",
+            figures={"slots": 1, "takes": m.shapes["draft"], "boundary": m.layers, "norm": norm},
+            fix="Start SGLang with --speculative-algorithm EAGLE3, vLLM with method eagle3.", recovery="needs-serving",
+            runtime=True,
+        )]
 
     def _by_file(self, m: Measurements) -> list[Suspicion]:
         """Any other switch: turned, the draft does well on its training states."""
@@ -84,7 +106,7 @@ class ConfigFlag(Fault):
             self.id, found, [f"config {name}"],
             f"the checkpoint's configuration is wrong about {name}: the draft was trained with it {_word(value)}",
             f"Set {name} to {_word(value)} in config.json, where the consumer looks for it.",
-            undo=Undo(switches={name: value}), patch=Patch(config={name: value}))]
+            undo=Undo(switches={name: value}), patch=Patch(config={name: value}), config=_keys(name, value))]
 
     def _by_stages(self, m: Measurements) -> list[Suspicion]:
         """What the engine recorded comes out only with a switch turned."""
@@ -196,7 +218,7 @@ class ConfigFlag(Fault):
         suspicion.strength, suspicion.recovery, suspicion.undo = "supported", "bounded", None
         suspicion.fix = Fix(
             says=f"Set {name} to {value.lower()} in config.json: it costs nothing in this engine, and would in one that obeys "
-            "the file."
+            "the file.", patch=Patch(config={name: value == "True"}), config=_keys(name, value == "True"),
         )
         return suspicion
 
@@ -257,6 +279,9 @@ class ConfigFlag(Fault):
         if variant not in self.variants:
             raise ValueError(f"config-flag has no variant {variant!r}")
         place, _, what = variant.partition(": ")
+        if what == "EAGLE in place of EAGLE3":
+            return replace(plant, mode="eagle", engine=replace(
+                plant.engine, settings={"use_aux_hidden_state": False, "slots": 1}, d2t="zero", altered=("head target first",)))
         if what == "head_dim":
             return replace(plant, config=(*plant.config, ("head_dim", 8)), refused=True)
         if what == "converted without a switch":
@@ -270,6 +295,8 @@ class ConfigFlag(Fault):
         return replace(plant, config=(*plant.config, (name, turned)))
 
     def mend(self, plant: Plant, boundaries: tuple[int, ...]) -> Plant | None:
+        if plant.mode == "eagle":
+            return replace(plant, mode="eagle3", engine=replace(plant.engine, settings={}, d2t="offset", altered=()))
         return replace(plant, engine=replace(plant.engine, settings={}), config=(), refused=False)
 
 

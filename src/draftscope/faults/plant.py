@@ -40,6 +40,7 @@ class Plant:
         state: which state of training was exported: the trained one, the one before the first step, or one after few sequences.
         refused: no engine starts with this checkpoint: what was captured is of the one before it.
         source: the checkpoint that it was exported from is at hand.
+        mode: the algorithm that the server was started with: in EAGLE's the draft receives the target's last state alone.
         stored_map: how the exporter wrote `d2t`.
         loss_mask: what the data writer marks as answers.
         texts: how conversations and prompts are rendered, and who wrote the answers.
@@ -69,6 +70,7 @@ class Plant:
     state: Literal["trained", "step 0", "early"] = "trained"
     refused: bool = False
     source: bool = False
+    mode: Literal["eagle3", "eagle"] = "eagle3"
     stored_map: Literal["offset", "absolute"] = "offset"
     loss_mask: LossMask = "kept"
     training_sequences: int | None = None

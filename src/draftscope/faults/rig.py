@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from draftscope.boundaries import Boundary
 from draftscope.eagle3.altered import altered
 from draftscope.eagle3.checkpoint import build_draft, initial_value, load_checkpoint, target_ids
 from draftscope.eagle3.examples import load_examples
@@ -254,6 +255,8 @@ class Rig:
         """Serve the prompts with the engine as planted, recording what the draft receives."""
         # No engine starts with a checkpoint that is refused: what is captured is of the one before it.
         served = self.checkpoint if plant.refused else draft_folder
+        last = (Boundary(self.target.layers, "post"),)
+        wiring = replace(plant.serve, slots=last) if plant.mode == "eagle" else plant.serve
         checkpoint = load_checkpoint(served, target_layers=self.target.layers)
         draft = build_draft(checkpoint, self.target.parts, plant.engine)
         claimed = [b.index for b in Plant.healthy(checkpoint.config.boundaries or ()).serve.slots]
@@ -269,7 +272,7 @@ class Rig:
             quantised(self.target, plant.precision) if plant.precision else self.target,
             draft,
             [writer.prompt(prompt, plant.texts.serve) for prompt in prompts],
-            wiring=plant.serve,
+            wiring=wiring,
             k=self.k,
             tree=self.tree,
             sampling=plant.sampling,

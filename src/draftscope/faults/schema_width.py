@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from draftscope.faults.base import Fault, Page, Suspicion, Trace, Undo
+from draftscope.faults.checking import eagle_mode
 from draftscope.faults.measurements import Measurements, SideFacts, SideName
 from draftscope.faults.plant import Plant
 from draftscope.faults.rowcause import INTERLEAVED
@@ -66,7 +67,7 @@ class SchemaWidth(Fault):
         found = []
         for side in m.sides():
             given = m.shapes.get(side.name)
-            if takes is None or given is None or given == takes:
+            if takes is None or given is None or given == takes or (side.name == "serve" and eagle_mode(m)):
                 continue
             factor = f", {given // takes} times as many" if given % takes == 0 else ""
             if side.proof == "sweep":
