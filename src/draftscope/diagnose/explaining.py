@@ -205,7 +205,7 @@ def explain_file(examination: Examination, ladder: Ladder, meant: Repair) -> Non
     if m.checkpoint is None or own is None or not own.joint:
         return
     # A file with which the draft does well on any states is right: those of its training are then what is wrong.
-    best = max(rung.joint[0] for name in ("trained", "reference", "served") if (rung := m.rungs.get(name)) and rung.joint)
+    best = max(known.joint[0] for name in ("trained", "reference", "served") if (known := m.rungs.get(name)) and known.joint)
     if best >= SOUND and m.turned is None:
         return
     chosen = case.heldout or case.train
