@@ -18,6 +18,7 @@ from draftscope.diagnose.operation import compare_conversations, ops_facts, rank
 from draftscope.diagnose.traininglog import read_curve
 from draftscope.errors import DraftscopeError
 from draftscope.faults.facts_data import LeakFacts, TemplateFacts
+from draftscope.faults.leak import ABOVE
 from draftscope.pipeline.turns import Markers, find, of_requests, of_template
 from draftscope.target.model import Target, load_tokenizer
 from draftscope.target.norms import taken_after_norm
@@ -146,6 +147,7 @@ def _leaks(examination: Examination, markers: Markers | None) -> None:
         leak.logged = m.data.curve.accuracy
         if trained is not None and trained.joint and case.heldout is None:
             leak.replayed = trained.joint[0] / max(trained.coverage or 1.0, 0.1)
+        _readings(examination, leak)
     if case.heldout is not None:
         known = {text.token_ids.numpy().tobytes() for text in case.train.texts}
         prompts = {prompt.tobytes() for prompt in _requests(case.train.texts)[0]}
@@ -154,6 +156,18 @@ def _leaks(examination: Examination, markers: Markers | None) -> None:
         leak.same_prompt = sum(prompt.tobytes() in prompts for prompt in _requests(case.heldout.texts)[0])
     if markers is not None and markers.once and case.target is not None:
         _documents(case.train, case.target, markers, leak)
+
+
+def _readings(examination: Examination, leak: LeakFacts) -> None:
+    """Another reading of the checkpoint is no explanation where the training's own log is far above it as well."""
+    facts = examination.m.checkpoint
+    if leak.logged is None or facts is None or facts.otherwise is None:
+        return
+    if leak.logged - facts.otherwise.other_first >= ABOVE:
+        examination.steps.append(
+            f"read with {facts.otherwise.key} the draft does better on its training states, {facts.otherwise.other_first:.0%} at "
+            f"the first position, but not what its log says ({leak.logged:.0%}): not how it was trained")
+        facts.otherwise = None
 
 
 def _documents(selected: Selected, target: Target, markers: Markers, leak: LeakFacts) -> None:
