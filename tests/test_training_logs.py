@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from draftscope.cli.main import run
 from draftscope.diagnose.eventfile import scalars
 from draftscope.diagnose.learning import Budget, budget_facts, curve_facts, read_budget
 from draftscope.diagnose.traininglog import Curve, Point, read_curve
@@ -261,3 +262,19 @@ def test_findings_are_of_the_contract() -> None:
     (found,) = fault("train-budget").recognise(m)
     Finding(fault=found.fault, where=found.where, says=found.says, strength=found.strength, recovery=found.recovery,
             evidence=found.evidence, fix=found.fix)
+
+
+def test_a_log_alone_is_diagnosed(tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    log.write_text("".join(f"step {i}: {{'acc_0': 0.0, 'loss': 0.0, 'lr': 0.0001}}\n" if i % 4 == 0 else
+                           f"step {i}: {{'acc_0': 0.3, 'loss': {5 - i / 100:.3f}, 'lr': 0.0001}}\n" for i in range(1, 101)))
+    out = tmp_path / "found.json"
+    assert run(["diagnose", "--log", str(log), "--json", str(out), "--quiet"]) == 1
+    found = json.loads(out.read_text())
+    assert [finding["fault"] for finding in found["findings"]] == ["lossmask-empty"]
+    assert found["verdict"] == "data"
+    assert found["provenance"]["inputs"] == {"logs": str(log)}
+    log.write_text("nothing")
+    assert run(["diagnose", "--log", str(log), "--json", str(out), "--quiet"]) == 3
+    assert "no training log" in json.loads(out.read_text())["next"][0]
+    assert run(["diagnose", "--log", str(log), "--conversations", str(log), "--quiet"]) == 2

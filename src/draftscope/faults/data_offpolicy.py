@@ -88,7 +88,9 @@ class DataOffpolicy(Fault):
         sure = f"where it is surest its first choice is taken {policy.sureness:+.1f} standard errors from that"
         source = "run again over the training tokens" if policy.by == "again" else "by the recorded last states and its head"
         return [Suspicion(
-            fault=self.id, side="train", where=["train:answers"], strength="supported",
+            fault=self.id, side="train", where=["train:answers"],
+            # Recorded last states may be wrong themselves; the target run again is not.
+            strength="supported" if policy.by == "again" else "suspected",
             says=f"{who}: its first choice is {policy.agreement:.0%} of their tokens",
             evidence=[Evidence(
                 hypothesis="the answers come from another author",

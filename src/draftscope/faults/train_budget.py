@@ -83,6 +83,10 @@ class TrainBudget(Fault):
         # A draft that does well on any states it is given has learned; what it fails on is then wrong, not the draft.
         best = max(facts.joint[0] for facts in m.rungs.values() if facts.joint)
         other = m.embedding is not None and (m.embedding.own or 0) - (m.embedding.target or 0) > CLEARLY
+        logged = None if m.data.curve is None else m.data.curve.accuracy
+        # A log that says otherwise speaks of a leak, or of another checkpoint.
+        if logged is not None and logged > 2 * POSITION_1:
+            return []
         if ratio < LEARNED or best > POSITION_1 or other or m.turned is not None or spoilt(m):
             return []
         return [
