@@ -143,6 +143,8 @@ def test_own_log(tmp_path: Path) -> None:
     curve = read_curve((tmp_path / "log.jsonl",))
     assert curve.format == "draftscope"
     assert (curve.points[0].accuracy, curve.points[0].tokens) == ({0: 0.5}, 40)
+    twice = Curve("draftscope", [Point(i, 3.0, tokens=40, epoch=i // 5) for i in range(10)])
+    assert curve_facts(twice, None).tokens == 200
     assert curve.points[1].held == {"length": 1.75}
 
 
@@ -221,10 +223,10 @@ def test_over_training_needs_a_fall_beyond_the_scatter() -> None:
 def test_budget_is_read_and_bounds(tmp_path: Path) -> None:
     assert read_budget(tmp_path / "none.json") is None
     file = tmp_path / "budget.json"
-    held = {"schema": "draftscope.budget/1", "pair": "a pair", "k": 3, "points": [
+    held = {"schema": "draftscope.budget/1", "target": "a pair", "k": 3, "held_out_samples": 9, "points": [
         {"answer_tokens": 400_000, "length": 2.2, "interval": [2.1, 2.3]},
         {"answer_tokens": 100_000, "length": 1.8, "interval": [1.7, 1.9]},
-        {"answer_tokens": 25_000, "length": 1.4, "interval": [1.3, 1.5]}]}
+        {"answer_tokens": 25_000, "length": 1.4, "interval": [1.3, 1.5], "draft": "25000", "joint": [0.3], "passes": 4}]}
     file.write_text(json.dumps(held))
     budget = read_budget(file)
     assert isinstance(budget, Budget)

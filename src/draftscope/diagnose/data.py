@@ -121,7 +121,16 @@ def _files(examination: Examination, tokenizer: Any) -> None:
 
 def _logs(examination: Examination) -> None:
     case, m = examination.case, examination.m
+    budget = read_budget()
+    rung = m.rungs.get("reference") or m.rungs.get("served") or m.rungs.get("trained")
+    own = None if rung is None or budget is None or budget.k != case.k else rung.length
     if not case.inputs.logs:
+        if budget is not None and own is not None and m.train is not None and m.train.answer_tokens:
+            reached, low, high = budget_facts(budget, m.train.answer_tokens, own).reached
+            examination.steps.append(
+                f"were the {m.train.answer_tokens:,} answer tokens at hand all that the draft was trained on: with as many "
+                f"drafts of this kind reach about {reached:.2f} ({low:.2f} to {high:.2f}, measured on {budget.target}); "
+                f"this one has {own:.2f}")
         return
     curve = read_curve(case.inputs.logs)
     vocabulary = None if case.checkpoint is None else case.checkpoint.config.draft_vocab_size
@@ -131,10 +140,8 @@ def _logs(examination: Examination) -> None:
     examination.steps.append(f"training log ({facts.format}): {facts.points} records to step {facts.steps}{loss}{held}")
     if m.data.ops is not None:
         ranks_of(case.inputs.logs, m.data.ops)
-    budget = read_budget()
-    rung = m.rungs.get("reference") or m.rungs.get("served") or m.rungs.get("trained")
-    if budget is not None and facts.tokens and rung is not None and rung.length is not None and budget.k == case.k:
-        m.data.budget = budget_facts(budget, facts.tokens, rung.length)
+    if budget is not None and facts.tokens and own is not None:
+        m.data.budget = budget_facts(budget, facts.tokens, own)
 
 
 def _leaks(examination: Examination, markers: Markers | None) -> None:
