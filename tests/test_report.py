@@ -239,6 +239,12 @@ def test_the_ladder_says_what_its_figures_say(lengths: tuple[float, ...], said: 
     assert words.ladder(diagnosis).startswith(said)
 
 
+def test_no_k_is_claimed_where_no_rung_is_known() -> None:
+    assert "K = 3" in page(case())
+    assert "K = " not in page(undecided())
+    assert 'class="grid"' not in figures.ladder(undecided()).drawn
+
+
 def test_positions_say_what_their_figures_say() -> None:
     shown = figures.positions(case())
     assert shown is not None
