@@ -50,7 +50,8 @@ def _alone(facts: RowFacts, selected: Selected, *, served: bool) -> None:
     facts.rows, facts.verify_rows = sum(len(i.token_ids) for i in items), sum(int(i.verify.sum()) for i in items)
     by_name = {item.name: item for item in items}
     for slot in range(items[0].slots.shape[1] if items else 0):
-        places = [place for shared in repeated(items, slot).values() for place in shared]
+        places = [(name, row) for shared in repeated(items, slot).values() for name, row in shared
+                  if bool(by_name[name].slots[row, slot].isfinite().all())]
         if places:
             zeros = sum(not bool(by_name[name].slots[row, slot].any()) for name, row in places)
             verify = sum(bool(by_name[name].verify[row]) for name, row in places)

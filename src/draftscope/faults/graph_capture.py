@@ -159,6 +159,11 @@ class GraphCapture(Fault):
             ))
         return found
 
+    def why_not(self, m: Measurements) -> str:
+        looked = [f"{facts.rows} rows of {side.name} were compared bit for bit, and no vector stands under unlike tokens"
+                  for side in m.sides() if (facts := m.rows.get(side.name)) is not None and not facts.repeats]
+        return "; ".join(looked) or "what repeats in the rows is laid to another fault, or no states were given"
+
     def make(self, plant: Plant, variant: str) -> Plant:
         if variant == "train rows padded to a bucket":
             return replace(plant, rewritten=replace(plant.rewritten, train="padded rows"))

@@ -120,6 +120,10 @@ class NonFinite(Fault):
             caveats=["what it costs cannot be replayed without the weights"],
         )
 
+    def why_not(self, m: Measurements) -> str:
+        looked = [f"every value in {side.tokens} rows of {side.name} is finite" for side in m.sides() if not side.nonfinite]
+        return "; ".join(looked) or "no states were given"
+
     def make(self, plant: Plant, variant: str) -> Plant:
         if variant not in self.variants:
             raise ValueError(f"nonfinite has no variant {variant!r}")

@@ -127,6 +127,11 @@ class ParallelShard(Fault):
             undo=Undo(reference=frozenset(held.slot for held in blocks)) if serve and side.proof == "sweep" else None,
         )
 
+    def why_not(self, m: Measurements) -> str:
+        looked = [f"{side.name}: no equal block of channels is zeros or a copy of another, and no n-th of the rows is missing"
+                  for side in m.sides() if (facts := m.rows.get(side.name)) is not None and not facts.blocks]
+        return "; ".join(looked) or "no states were given"
+
     def make(self, plant: Plant, variant: str) -> Plant:
         if variant not in self.variants:
             raise ValueError(f"parallel-shard has no variant {variant!r}")

@@ -130,6 +130,9 @@ class SchemaWidth(Fault):
             found.append(suspicion)
         return found
 
+    def why_not(self, m: Measurements) -> str:
+        return ", ".join(f"{slots} slots in {name}" for name, slots in m.shapes.items()) or "no file with slots was given"
+
     def make(self, plant: Plant, variant: str) -> Plant:
         if variant == "train: a slot too few":
             return replace(plant, train=replace(plant.train, slots=plant.train.slots[:-1]))
