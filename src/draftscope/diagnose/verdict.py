@@ -121,13 +121,14 @@ def _weigh(judged: Judged, m: Measurements) -> None:
     as claimed is better beyond its interval.
     """
     suspicion, effect = judged.suspicion, judged.effect
-    if misrecorded(m) and suspicion.fault in BY_SLOT and suspicion.side == "serve":
+    by_slot = suspicion.fault in BY_SLOT and not suspicion.runtime
+    if misrecorded(m) and by_slot and suspicion.side == "serve":
         _blame_the_recording(suspicion)
         return
-    if _worsens(effect) and (suspicion.fault not in BY_SLOT or m.reference_from != TRAINED):
+    if _worsens(effect) and (not by_slot or m.reference_from != TRAINED):
         _not_the_cost(judged)
         return
-    if suspicion.fault not in BY_SLOT or suspicion.strength != "proven" or m.reference_from == TRAINED:
+    if not by_slot or suspicion.strength != "proven" or m.reference_from == TRAINED:
         return
     if effect is not None and effect.gain_interval is not None and effect.gain_interval[0] > 0:
         return

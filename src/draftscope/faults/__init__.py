@@ -9,7 +9,6 @@ from draftscope.faults.config_flag import ConfigFlag
 from draftscope.faults.ctx_limit import CtxLimit
 from draftscope.faults.data_offpolicy import DataOffpolicy
 from draftscope.faults.draft_kv import DraftKv
-from draftscope.faults.draft_residual import DraftResidual
 from draftscope.faults.final_norm import FinalNorm
 from draftscope.faults.graph_capture import GraphCapture
 from draftscope.faults.layer_offset import LayerOffset
@@ -51,7 +50,6 @@ FAULTS: tuple[Fault, ...] = (
     TiedHead(),
     QuantInherit(),
     ConfigFlag(),
-    DraftResidual(),
     LayerSet(),
     LayerOffset(),
     ResidualMissing(),

@@ -43,7 +43,7 @@ PAGE = Page(
     lookalikes={
         "weight-missing": "no switch gives what the engine gave",
         "recur-state": "the first position is unharmed",
-        "draft-residual": "both change the layer alone; each is tried, and one reproduces it",
+        "residual-missing": "both change the layer alone; each is tried, and one reproduces it",
     },
     unseen={
         "rms_norm_eps of 1e-5 for 1e-6": "changes a state by less than bfloat16 rounds it",

@@ -1,4 +1,4 @@
-"""residual-missing: a slot holds a part of the residual stream: what a layer added, or the stream short of its MLP."""
+"""residual-missing: a part of a residual stream in the whole one's place, in the served slots or inside the draft."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Container
 from dataclasses import replace
 
 from draftscope.boundaries import Boundary, Kind
+from draftscope.faults import draft_residual
 from draftscope.faults.base import Fault, Page, Suspicion, Trace, Undo, of_side
 from draftscope.faults.changes import Own
 from draftscope.faults.measurements import Measurements
@@ -25,7 +26,7 @@ class ResidualMissing(Fault):
     title = "a partial stream"
     verdict = "wiring"
     variants = ("branch", "partial", "branch in one slot", "partial in one slot", "mlp half", "verify rows branch",
-                "train branch", "train partial")
+                "train branch", "train partial", *draft_residual.READINGS)
     page = Page(
         symptom="Accept length falls from the first position on; norms of the slots are too small, the more so the deeper.",
         traces={
@@ -47,19 +48,25 @@ class ResidualMissing(Fault):
                                   "the latter.", "trained"),
             "train partial": Trace("As before, with the residual half.", "--train, --serve, --draft, --target",
                                    "The training files hold partial streams.", "trained"),
+            **draft_residual.TRACES,
         },
         lookalikes={
             "layer-offset": "a whole stream fits, at a neighbouring boundary",
             "scale-mult": "one factor removes the error",
             "final-norm": "the state after the final norm fits",
-            "config-flag": "a draft that keeps its own residual is a matter of its layers, not of the slots",
+            "config-flag": "of the draft's own layer, `norm_before_residual` turned gives another output; both are tried",
+            "weight-missing": "with other weights no reading of the checkpoint's own gives the recorded draft states",
         },
         unseen={"targets whose MLP and attention run in parallel": "they have no stream between the two, so that only branches "
-                "can be told"},
+                "can be told", "a draft's own residual, from captures without draft_states": "only the counts speak then; record "
+                "fc_output and draft_states"},
         reports=("vLLM PR #14464", "vLLM PR #26164"),
     )
 
     def recognise(self, m: Measurements) -> list[Suspicion]:
+        return [*self._of_slots(m), *draft_residual.recognise(self.id, m)]
+
+    def _of_slots(self, m: Measurements) -> list[Suspicion]:
         side, slots = compared(m)
         found = [s for s in slots if s.way == "placed" and s.got.kind != s.want.kind]
         if side is None or not found:
@@ -102,11 +109,15 @@ class ResidualMissing(Fault):
         for side in m.sides():
             if side.slots and m.reference is not None:
                 kinds = ", ".join(f"{side.where(s.slot)} {s.got.kind or 'unplaced'}" for s in beside(side, m.reference))
-                return f"no slot is nearer to a branch or partial sum than to a whole stream: {kinds}"
-        return "no slot was held against branches and partial sums: that takes the target's weights (--target)"
+                return (f"no slot is nearer to a branch or partial sum than to a whole stream: {kinds}; "
+                        f"{draft_residual.why_not(m)}")
+        return ("no slot was held against branches and partial sums: that takes the target's weights (--target); "
+                f"{draft_residual.why_not(m)}")
 
     def make(self, plant: Plant, variant: str) -> Plant:
         every = range(len(plant.serve.slots))
+        if variant in draft_residual.READINGS:
+            return draft_residual.make(plant, variant)
         if variant in ("train branch", "train partial"):
             kind: Kind = "branch" if variant.endswith("branch") else "partial"
             return replace(plant, train=replace(plant.train, slots=_cut(plant.train.slots, kind, every)))
@@ -124,6 +135,7 @@ class ResidualMissing(Fault):
         return replace(plant, serve=replace(plant.serve, slots=_cut(plant.serve.slots, *made[variant])))
 
     def mend(self, plant: Plant, boundaries: tuple[int, ...]) -> Plant | None:
+        plant = draft_residual.mend(plant)
         return replace(plant, serve=replace(plant.serve, slots=Wiring.of(boundaries).slots, verify=(), less=()))
 
 

@@ -69,7 +69,7 @@ PAGE = Page(
         "tied-head": "the same rows in the engine, and the flag set in config.json",
         "quant-inherit": "the stages agree once the checkpoint's matrices are rounded",
         "config-flag": "the stages agree once a switch is turned",
-        "draft-residual": "the layer agrees once its residual is left out",
+        "residual-missing": "the layer agrees once its residual is left out",
         "train-budget": "no other reading of the file, and no source, does better",
     },
     unseen={
