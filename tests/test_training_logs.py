@@ -207,6 +207,11 @@ def test_a_resume_without_the_optimizer_is_told() -> None:
 def test_nothing_learned_and_nothing_supervised() -> None:
     flat = [Point(i, 10.3 + 0.02 * (i % 3)) for i in range(60)]
     assert told(flat) == [("train-budget", "supported")]
+    # A total over several positions is above ln of the vocabulary for long: it has to stand still, or position 0 to say so.
+    total = [Point(i, 22.0 - i / 10) for i in range(60)]
+    assert told(total) == []
+    assert told([Point(i, 12.0, position_loss=10.2) for i in range(60)]) == [("train-budget", "supported")]
+    assert told([Point(i, 12.0, position_loss=3.2) for i in range(60)]) == []
     holes = [Point(p.step, 0.0 if i % 10 == 3 else p.loss) for i, p in enumerate(noisy(200))]
     assert ("lossmask-empty", "suspected") in told(holes)
 

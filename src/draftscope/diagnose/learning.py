@@ -46,6 +46,9 @@ def curve_facts(curve: Curve, vocabulary: int | None) -> CurveFacts:
         losses = [point.loss or 0.0 for point in taught]
         facts.first_loss, facts.last_loss = fmean(losses[:edge]), fmean(losses[-edge:])
         facts.lowest_loss = min(fmean(losses[i : i + edge]) for i in range(0, len(losses), edge))
+    positions = [point.position_loss for point in points if point.position_loss]
+    if positions:
+        facts.position_loss = fmean(positions[-max(1, round(EDGE * len(positions))) :])
     accuracies = [point.accuracy[0] for point in curve.points if 0 in point.accuracy]
     if accuracies:
         facts.accuracy = fmean(accuracies[-max(1, round(EDGE * len(accuracies))) :])

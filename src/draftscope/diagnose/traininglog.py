@@ -49,6 +49,7 @@ class Point:
         tokens: supervised tokens of this step, where the log tells.
         held: `length`, `accuracy` and `loss` of an evaluation.
         resumed: what the log said of a resume right before; "" = nothing.
+        position_loss: of the first position, where it is logged beside the total.
         epoch: the pass over the data, the first is 0, where the log counts tokens.
     """
 
@@ -60,6 +61,7 @@ class Point:
     held: dict[str, float] = field(default_factory=dict)
     resumed: str = ""
     epoch: int | None = None
+    position_loss: float | None = None
 
 
 @dataclass(slots=True)
@@ -194,7 +196,9 @@ def _json_lines(file: Path, *, strict: bool) -> Iterator[Point | None]:
 
 def _own(point: Point, row: Mapping[str, Any]) -> None:
     """What our own log has as lists."""
-    accuracy, rows = row.get("accuracy"), row.get("rows")
+    accuracy, rows, losses = row.get("accuracy"), row.get("rows"), row.get("losses")
+    if isinstance(losses, list) and losses and isinstance(losses[0], int | float):
+        point.position_loss = float(losses[0])
     if isinstance(accuracy, list):
         point.accuracy = {i: float(a) for i, a in enumerate(accuracy[:32]) if isinstance(a, int | float)}
     if isinstance(rows, list) and rows and type(rows[0]) is int:
@@ -300,10 +304,11 @@ def _point(step: int, values: Mapping[str, float]) -> Point | None:
         if not accuracy and name in values:
             accuracy = {0: values[name]}
     held = {what: value for what, names in HELD.items() if (value := first(names)) is not None}
+    position = first(("train/loss_0", "loss_0", "ploss_0", "train/ploss_0"))
     loss = first(LOSS)
     if loss is None:
-        # Trainers without a total log one loss a draft step.
-        loss = first(("train/loss_0", "loss_0", "ploss_0", "train/ploss_0"))
+        loss = position
     if loss is None and not accuracy and not held:
         return None
-    return Point(step, loss, first(RATE), {k: v for k, v in accuracy.items() if math.isfinite(v)}, held=held)
+    return Point(step, loss, first(RATE), {k: v for k, v in accuracy.items() if math.isfinite(v)}, held=held,
+                 position_loss=position)

@@ -209,7 +209,7 @@ class CurveFacts:
         format: whose log; points: records; steps: the last step.
         tokens: supervised tokens of the data, where the log tells; every pass shows the same.
         first_loss, last_loss: of the beginning and the end; uniform: loss of a draft that knows nothing (ln of its vocabulary).
-        accuracy: at the first position at the end.
+        position_loss, accuracy: at the first position at the end.
         held: (step, figure) of evaluations; held_what: which figure, held_better: whether more of it is better.
         nonfinite: records whose loss is NaN or Inf; zero: records of loss exactly 0.
         rising: relative gain of the figure over the last half of the evaluations.
@@ -223,6 +223,7 @@ class CurveFacts:
     last_loss: float | None = None
     lowest_loss: float | None = None
     uniform: float | None = None
+    position_loss: float | None = None
     accuracy: float | None = None
     held: list[tuple[int, float]] = field(default_factory=list)
     held_what: str = ""

@@ -172,7 +172,7 @@ class Rig:
         sequences = plant.training_sequences or (EARLY if plant.state == "early" else None)
         if sequences is not None:
             source = self.train_anew(plant, sequences, folder.parent / "trained")
-        if plant.training in ("no learning", "next state seen"):
+        if plant.training == "next state seen":
             source = folder.parent / "run" / "run" / "draft"
         tensors = load_file(source / "model.safetensors")
         config = json.loads((source / "config.json").read_text())

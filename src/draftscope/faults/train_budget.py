@@ -15,6 +15,7 @@ from draftscope.findings import Evidence, Fix, Strength
 POSITION_1 = 0.35
 NOTHING = 0.85
 """Loss over that of a draft that knows nothing, from which nothing was learned."""
+UNMOVED = 0.95
 FALLEN = 0.03
 """Relative fall of a held-out figure from its best to the end, from which training went on for too long."""
 EVALUATIONS = 4
@@ -28,14 +29,12 @@ class TrainBudget(Fault):
     id = "train-budget"
     title = "too little training"
     verdict = "training"
-    variants = ("few sequences", "no learning")
+    variants = ("few sequences",)
     page = Page(
         symptom="the draft is as poor on its own training states as in service, or well there and poor on everything else",
         traces={
             "few sequences": Trace("the draft saw a handful of samples", "--train, --draft, --target",
                                    "-log p on training states is near that of the tokens' own frequencies", "trained"),
-            "no learning": Trace("a learning rate, or a frozen weight, that leaves the draft where it began", "--log, --draft",
-                                 "the log's loss stays near ln of the draft vocabulary", "trained"),
         },
         lookalikes={
             "lossmask-empty": "a loss of exactly 0, not a high one",
@@ -46,6 +45,9 @@ class TrainBudget(Fault):
             "vocab-map": "the log is good and the checkpoint poor",
         },
         unseen={
+            "nothing learned": "told by a log (--log) whose loss stays near ln of the draft vocabulary; the checkpoint alone "
+                               "looks "
+                               "like one exported before its first step (weight-missing)",
             "training past the best checkpoint": "told by the held-out figures of a log (--log), which fall from their best "
                                                  "while the loss goes on falling; not made here: the small pair does not "
                                                  "over-train in minutes",
@@ -122,7 +124,7 @@ class TrainBudget(Fault):
         curve = m.data.curve
         if curve is None or curve.last_loss is None:
             return []
-        if curve.uniform is not None and curve.last_loss >= NOTHING * curve.uniform and (curve.accuracy or 0) < POSITION_1:
+        if curve.uniform is not None and _still(curve) and (curve.accuracy or 0) < POSITION_1:
             accuracy = "" if curve.accuracy is None else f", accuracy at the first position {curve.accuracy:.0%}"
             return [_logged(
                 curve, f"the {curve.format} log ends where it began: nothing was learned", "supported",
@@ -206,9 +208,17 @@ class TrainBudget(Fault):
     def make(self, plant: Plant, variant: str) -> Plant:
         if variant == "few sequences":
             return replace(plant, training_sequences=6)
-        if variant == "no learning":
-            return replace(plant, training="no learning")
         raise ValueError(f"train-budget has no variant {variant!r}")
+
+
+def _still(curve: CurveFacts) -> bool:
+    """Whether the loss of the first position is that of a draft that knows nothing; of a total alone, whether it has not "
+    "moved."""
+    if curve.uniform is None or curve.first_loss is None or curve.last_loss is None:
+        return False
+    if curve.position_loss is not None:
+        return curve.position_loss >= NOTHING * curve.uniform
+    return curve.last_loss >= max(NOTHING * curve.uniform, UNMOVED * curve.first_loss)
 
 
 def _scatter(figures: list[float]) -> float:

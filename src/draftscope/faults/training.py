@@ -37,7 +37,6 @@ def train_again(rig: Rig, plant: Plant, folder: Path) -> Path:
     replace(rig, conversations=rig.conversations[:CONVERSATIONS]).write_training(seen, folder / "data")
     examples = load_examples(plain.open(folder / "data"), rig.target.parts)
     settings = {
-        "no learning": Settings(epochs=6, batch_tokens=512, learning_rate=1e-7, warmup=4),
         "next state seen": Settings(epochs=20, batch_tokens=512, learning_rate=3e-3, warmup=8, head_rate=1.0),
         "optimizer state lost": Settings(epochs=16, batch_tokens=512, learning_rate=1e-2, warmup=8, head_rate=1.0,
                                          schedule="constant"),
