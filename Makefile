@@ -7,7 +7,7 @@ SHELL := /bin/bash
 .PHONY: help venv demo test test-embedded test-remote test-foreign test-vllm test-peers test-sglang lint drill docs-faults draft bench-generate bench-capture bench-train schemas lock clean
 WORK ?= $(HOME)/.cache/draftscope/embedded-train
 DRILL ?= $(HOME)/.cache/draftscope/drill
-STRONG ?=
+STRONG ?= tests/data/narrow
 
 help: ## what there is to make
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 16
@@ -50,7 +50,7 @@ lint: .venv/ready ## ruff and mypy
 	$(BIN)/ruff check
 	$(BIN)/mypy
 
-drill: .venv/ready ## the exercise on every pair, an hour on two cores (STRONG=DIR: another embedded draft)
+drill: .venv/ready ## the exercise on every pair, an hour on two cores (STRONG=DIR: another narrow draft)
 	@scripts/drill "$(BIN)" "$(DRILL)" "$(STRONG)"
 
 draft: .venv/ready ## train the embedded draft again, hours on two cores (WORK=DIR)

@@ -72,8 +72,10 @@ def test_the_targets_own_text_is_its_own_at_any_temperature(temperature: float, 
 @pytest.mark.parametrize("astray", [0.15, 0.4, 0.7])
 @pytest.mark.parametrize("temperature", [0.5, 1.0])
 def test_anothers_text_is_told(astray: float, temperature: float) -> None:
-    facts = policy(drawn(temperature, astray=astray))
-    assert told(facts) == [("data-offpolicy", "supported")], facts
+    sequences = drawn(temperature, astray=astray)
+    assert told(policy(sequences)) == [("data-offpolicy", "suspected")]
+    again = {one.name: states()[i] for i, one in enumerate(sequences)}
+    assert told(policy(sequences, again)) == [("data-offpolicy", "supported")]
 
 
 def test_states_that_stand_beside_others_are_no_authors_fault() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
 
@@ -183,6 +184,99 @@ def test_few_rows_and_unknown_answers(texts: tuple[list[Tensor], list[Tensor]]) 
 def test_widths_must_agree(texts: tuple[list[Tensor], list[Tensor]]) -> None:
     with pytest.raises(DraftscopeError, match="wide"):
         compare_fingerprints(fingerprint(texts[0], (1, 3)), Fingerprint(("a",), False, 32))
+
+
+def grouped(sequences: list[Tensor], scale: float = 1.0, name: str = "s", slot: int = 1) -> Fingerprint:
+    """Four groups of sequences; one slot may be scaled."""
+    made = Fingerprint(("a", "b", "c", "d"), True, 64, grouped=("given",))
+    for i, states in enumerate(sequences):
+        rows = states[:, [1, 3, 6, 8]].clone()
+        rows[:, slot] *= scale
+        add_sequence(made, f"{name}{i}", rows.bfloat16(), torch.arange(len(states)) > 20, f"group {i % 4}")
+    made.origins = (Origin(f"made as {name}", "none", "samples", len(sequences), sum(map(len, sequences))),)
+    return made
+
+
+def test_yardstick_is_the_spread_of_the_groups(texts: tuple[list[Tensor], list[Tensor]]) -> None:
+    a = grouped(texts[0])
+    yards = compare_fingerprints(a, grouped(texts[1])).yardsticks
+    parts = a.of_kind("group")
+    apart = []
+    for name, part in parts.items():
+        rest = Statistics()
+        for other, held in parts.items():
+            if other != name:
+                rest.merge(held.statistics(1, ("answer",)))
+        apart.append(distance(rest, part.statistics(1, ("answer",))).total or 0.0)
+    assert (yards[1].groups, yards[1].natural) == (4, True)
+    assert yards[1].spread.total == pytest.approx((sum(x * x for x in apart) / 4) ** 0.5)
+    # Fewer rows are less certain, and no number of rows makes the groups alike.
+    units = [yards[1].unit(rows) or 0.0 for rows in (10, 100, 10**9)]
+    assert units[0] > units[1] > units[2] >= yards[1].spread.total
+    assert yards[1].unit(0) is None
+    ungrouped = compare_fingerprints(fingerprint(texts[0][:2], (1, 3, 6, 8)), grouped(texts[1]))
+    assert not ungrouped.yardsticks[0].natural
+    assert any("no natural groups" in caveat for caveat in ungrouped.caveats)
+
+
+def test_effects_name_what_carries_the_difference(texts: tuple[list[Tensor], list[Tensor]]) -> None:
+    spoilt = [x.clone() for x in texts[1]]
+    for x in spoilt:
+        x[1:16, 3, 7] += 40 * x[:, 3].std()
+    found = compare_fingerprints(grouped(texts[0]), grouped(spoilt))
+    slot = [e for e in found.effects if e.slot == 1]
+    positions = {e.name: e.effect or 0.0 for e in slot if e.by == "position"}
+    assert set(positions) == {"16 to 63"}, "answers begin at row 21"
+    classes = {e.name: e.effect or 0.0 for e in slot if e.by == "class"}
+    assert classes["prompt"] > 5 * classes["answer"]
+    whole = compare_fingerprints(grouped(texts[0]), grouped([x + 50 * (torch.arange(64) == 7) for x in texts[1]]))
+    first = next(d for d in whole.dimensions if d.slot == 1)
+    assert (first.dimension, first.share > 0.5) == (7, True)
+    assert first.mean_b - first.mean_a == pytest.approx(50, rel=0.1)
+    healthy = compare_fingerprints(grouped(texts[0]), grouped(texts[1]))
+    assert [look.kind for look in healthy.looks] == ["own"] * 3
+    assert all(coupling.effect < 3 for coupling in healthy.couplings)
+
+
+def test_a_series_drifts_or_steps(texts: tuple[list[Tensor], list[Tensor]]) -> None:
+    a = grouped(texts[0])
+    still = [grouped(texts[1], name=f"t{i}") for i in range(5)]
+    steady = compare_fingerprints(a, still[0], still[1:]).series
+    assert steady is not None
+    assert (steady.drifts, len(steady.points)) == (False, 5)
+    assert "no drift" in steady.says
+    growing = [grouped(texts[1], 1.5 ** (i + 1), name=f"t{i}") for i in range(5)]
+    drift = compare_fingerprints(a, growing[0], growing[1:]).series
+    assert drift is not None
+    assert drift.drifts
+    assert drift.trend == pytest.approx(1)
+    effects = [p.effects[1] or 0.0 for p in drift.points]
+    assert effects == sorted(effects)
+    step = compare_fingerprints(a, still[0], [*still[1:3], grouped(texts[1], 4.0, name="t7"), grouped(texts[1], 4.0, name="t8"),
+                                              grouped(texts[1], 3.9, name="t9")]).series
+    assert step is not None
+    assert "number 5" in step.says
+    with pytest.raises(DraftscopeError, match="widths"):
+        compare_fingerprints(a, still[0], [replace(still[1], width=32)])
+
+
+def test_several_on_the_command_line(
+    tmp_path: Path, texts: tuple[list[Tensor], list[Tensor]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = [tmp_path / f"f{i}" for i in range(4)]
+    for i, path in enumerate(paths):
+        grouped(texts[min(i, 1)], 1.0 if i < 3 else 8.0, name=f"t{i}").save(path)
+    assert run(["compare", *map(str, paths), "--json", str(tmp_path / "c.json")]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "would have been seen" in shown
+    assert "One after the other" in shown
+    read = Comparison.model_validate_json((tmp_path / "c.json").read_text())
+    assert read.series is not None
+    assert len(read.series.points) == 3
+    assert run(["compare", str(paths[0]), str(paths[3])]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "its training entry times 7.8" in shown
+    assert "What carries the difference" in shown
 
 
 def test_command_and_python(tmp_path: Path, texts: tuple[list[Tensor], list[Tensor]], capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,7 +23,7 @@ from draftscope.drilling.scoring import PAIRS, SINGLES, score
 from draftscope.drilling.strengths import OTHERS
 from draftscope.drilling.table import markdown
 from draftscope.eagle3.generated import Summary
-from draftscope.errors import UsageError
+from draftscope.errors import DraftscopeError, UsageError
 from draftscope.faults import FAULTS, fault
 from draftscope.faults.plant import Plant
 from draftscope.faults.rig import Run
@@ -36,6 +36,21 @@ HEALTHY = Plant.healthy((2, 4, 5))
 @pytest.fixture(scope="module")
 def pair() -> Pair:
     return open_pair(TARGET, DRAFT, TINY / "prompts.json", "tiny", lambda _: None, served=8, max_new=24, learned=6)
+
+
+def test_prompts_are_parted_into_served_and_learned(tmp_path: Path) -> None:
+    lines = [json.dumps({"token_ids": ids}) for ids in tiny_prompts()["train"][:9]]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(lines))
+    found = open_pair(TARGET, DRAFT, tmp_path / "prompts.jsonl", None, lambda _: None, served=3, learned=5)
+    served, learned = found.prompts, [c.token_ids[: c.prompt_length] for c in found.conversations]
+    assert (len(served), len(learned), found.name, found.boundaries) == (3, 5, "tiny", (2, 4, 5))
+    assert not [ids for ids in served if ids in learned]
+    assert all(json.dumps({"token_ids": ids}) in lines for ids in (*served, *learned))
+    with pytest.raises(UsageError, match="needs its draft and prompts"):
+        open_pair(TARGET, None, None, None, lambda _: None)
+    (tmp_path / "few.jsonl").write_text(lines[0])
+    with pytest.raises(DraftscopeError, match="holds 1 prompts"):
+        open_pair(TARGET, DRAFT, tmp_path / "few.jsonl", None, lambda _: None)
 
 
 @pytest.mark.parametrize(("hits", "trials"), [(0, 5), (5, 5), (3, 11), (97, 100)])

@@ -94,6 +94,18 @@ def test_entries_are_matched_without_a_target() -> None:
     assert all(m.error is not None and m.error < 5e-3 for m in (low, mid, high))
 
 
+def test_a_factor_does_not_lead_to_a_larger_entry() -> None:
+    """Eight times a small entry is nearer in size to a large one; with its own factor it is its own entry."""
+    ids = list(range(20))
+    train, serve = sequence("t", ids), sequence("s", ids)
+    sizes = torch.tensor([1.0, 2.0, 4.0])[:, None]
+    train.features, train.last = train.features * sizes, train.last * 40  # type: ignore[operator]
+    serve.features = train.features * torch.tensor([8.0, 1.0, 1.0])[:, None]
+    found = match_entries(pair([train], [serve]))
+    assert [(m.entry, m.scale) for m in found] == [(0, pytest.approx(8)), (1, None), (2, None)]
+    assert all(m.error is not None and m.error < 1e-5 for m in found)
+
+
 def test_an_unknown_slot_matches_no_entry() -> None:
     train, serve = [sequence("t", [1, 2, 3, 4, 5])], [sequence("s", [1, 2, 3, 4, 5], seed=1)]
     assert [m.entry for m in match_entries(pair(train, serve))] == [None, None, None]

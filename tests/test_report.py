@@ -107,6 +107,16 @@ def test_bars_are_proportional_to_what_is_accepted() -> None:
     assert abs(lines["served"].count("█") / full - (1.31 - 1) / (2.31 - 1)) < 1.5 / full
 
 
+def test_power_excludes_only_where_nothing_was_found() -> None:
+    said = "a loss of 0.35 of accept length or more"
+    found, nothing = case(), clean()
+    found.power["excludes"] = nothing.power["excludes"] = [said]
+    assert "Power       smallest effect 0.06; sequences 64" in story(found)
+    assert said not in story(found) + page(found)
+    assert f"Power       excludes {said}\n" in story(nothing)
+    assert said in page(nothing)
+
+
 def test_a_missing_rung_says_what_it_needs() -> None:
     needs = {name: remark for name, held, remark in words.rungs(clean()) if held is None}
     assert set(needs) == {"reference", "served", "measured"}
@@ -229,6 +239,12 @@ def test_the_ladder_says_what_its_figures_say(lengths: tuple[float, ...], said: 
     assert words.ladder(diagnosis).startswith(said)
 
 
+def test_no_k_is_claimed_where_no_rung_is_known() -> None:
+    assert "K = 3" in page(case())
+    assert "K = " not in page(undecided())
+    assert 'class="grid"' not in figures.ladder(undecided()).drawn
+
+
 def test_positions_say_what_their_figures_say() -> None:
     shown = figures.positions(case())
     assert shown is not None
@@ -283,6 +299,7 @@ def test_norms_of_one_side_or_without_values() -> None:
     assert shown is not None
     assert "nan" not in shown.drawn
     assert ("serving slot 0, not told", "9", "9", "0", *"–" * len(AT)) in shown.table.rows
+    assert shown.says.endswith("; 9 rows of serving slot 0 are not finite; 9 rows of serving slot 1 are zero")
 
 
 @pytest.mark.parametrize(("low", "high"), [(1.0, 1.4), (0.9, 33.0), (1e-3, 1e6), (1e-12, 3e26)])

@@ -65,7 +65,7 @@ def test_a_mended_plant_is_sound(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "variant", "words"), [
     ("layer-set", "verify rows", "in rows of verify steps"),
-    ("layer-offset", "prefill rows +1", "in the prompt's rows"),
+    ("layer-offset", "verify rows +1", "in rows of verify steps"),
     ("scale-mult", "verify rows x8", "in rows of verify steps"),
     ("token-shift", "prefill rows +1", "in the prompt's rows"),
     ("rotated-space", "verify rows", "in rows of verify steps"),

@@ -143,6 +143,11 @@ def test_faults_of_one_slot_come_undone_one_by_one() -> None:
     layer = changed(sequence(served), [own], lambda: right, no_turn)
     assert torch.allclose(layer[:, 1], shifted(right[:, 1] * 3.0, 1))
     assert torch.equal(layer[:, [0, 2]], served[:, [0, 2]])
+    for more in (Own(1, lag=1), Own(1, scale=3.0)):
+        # Of two that replace the same rows only what both leave in stays, in whichever order they come.
+        pairs = [changed(sequence(served), order, lambda: right, no_turn) for order in ([own, more], [more, own])]
+        assert torch.equal(*pairs)
+        assert torch.allclose(pairs[0][:, 1], shifted(right[:, 1] * more.scale, more.lag))
     whole = changed(sequence(served), [Shift(1, -1), Scale(1, 1 / 3), own], lambda: right, no_turn)
     assert torch.allclose(whole[1:-1, 1], right[1:-1, 1])
 

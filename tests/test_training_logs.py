@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from draftscope.cli.main import run
 from draftscope.diagnose.eventfile import scalars
 from draftscope.diagnose.learning import Budget, budget_facts, curve_facts, read_budget
 from draftscope.diagnose.traininglog import Curve, Point, read_curve
@@ -142,6 +143,8 @@ def test_own_log(tmp_path: Path) -> None:
     curve = read_curve((tmp_path / "log.jsonl",))
     assert curve.format == "draftscope"
     assert (curve.points[0].accuracy, curve.points[0].tokens) == ({0: 0.5}, 40)
+    twice = Curve("draftscope", [Point(i, 3.0, tokens=40, epoch=i // 5) for i in range(10)])
+    assert curve_facts(twice, None).tokens == 200
     assert curve.points[1].held == {"length": 1.75}
 
 
@@ -220,10 +223,10 @@ def test_over_training_needs_a_fall_beyond_the_scatter() -> None:
 def test_budget_is_read_and_bounds(tmp_path: Path) -> None:
     assert read_budget(tmp_path / "none.json") is None
     file = tmp_path / "budget.json"
-    held = {"schema": "draftscope.budget/1", "pair": "a pair", "k": 3, "points": [
+    held = {"schema": "draftscope.budget/1", "target": "a pair", "k": 3, "held_out_samples": 9, "points": [
         {"answer_tokens": 400_000, "length": 2.2, "interval": [2.1, 2.3]},
         {"answer_tokens": 100_000, "length": 1.8, "interval": [1.7, 1.9]},
-        {"answer_tokens": 25_000, "length": 1.4, "interval": [1.3, 1.5]}]}
+        {"answer_tokens": 25_000, "length": 1.4, "interval": [1.3, 1.5], "draft": "25000", "joint": [0.3], "passes": 4}]}
     file.write_text(json.dumps(held))
     budget = read_budget(file)
     assert isinstance(budget, Budget)
@@ -261,3 +264,19 @@ def test_findings_are_of_the_contract() -> None:
     (found,) = fault("train-budget").recognise(m)
     Finding(fault=found.fault, where=found.where, says=found.says, strength=found.strength, recovery=found.recovery,
             evidence=found.evidence, fix=found.fix)
+
+
+def test_a_log_alone_is_diagnosed(tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    log.write_text("".join(f"step {i}: {{'acc_0': 0.0, 'loss': 0.0, 'lr': 0.0001}}\n" if i % 4 == 0 else
+                           f"step {i}: {{'acc_0': 0.3, 'loss': {5 - i / 100:.3f}, 'lr': 0.0001}}\n" for i in range(1, 101)))
+    out = tmp_path / "found.json"
+    assert run(["diagnose", "--log", str(log), "--json", str(out), "--quiet"]) == 1
+    found = json.loads(out.read_text())
+    assert [finding["fault"] for finding in found["findings"]] == ["lossmask-empty"]
+    assert found["verdict"] == "data"
+    assert found["provenance"]["inputs"] == {"logs": str(log)}
+    log.write_text("nothing")
+    assert run(["diagnose", "--log", str(log), "--json", str(out), "--quiet"]) == 3
+    assert "no training log" in json.loads(out.read_text())["next"][0]
+    assert run(["diagnose", "--log", str(log), "--conversations", str(log), "--quiet"]) == 2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -13,6 +13,8 @@ from draftscope.target.spoiling import Phase
 
 Map = tuple[Tensor, float]
 """An orthogonal matrix [H, H] and a factor: the recorded rows are the right ones @ matrix * factor."""
+
+PHASES: tuple[Phase, ...] = ("prefill", "verify")
 
 
 def rows_of(sequence: Sequence, phase: Phase | None) -> Tensor:
@@ -31,6 +33,17 @@ def shifted(states: Tensor, by: int) -> Tensor:
     return states[torch.where((source >= 0) & (source < len(states)), source, rows)]
 
 
+def _owned(sequence: Sequence, owns: list[Own]) -> Iterator[tuple[Tensor, Own]]:
+    """Which rows of which slot take own states, and with what left in: only what each of several leaves in."""
+    for slot in dict.fromkeys(change.slot for change in owns):
+        for phase in PHASES:
+            mine = [change for change in owns if change.slot == slot and change.phase in (None, phase)]
+            if mine:
+                yield rows_of(sequence, phase), Own(
+                    slot, 1.0 if any(one.scale == 1 for one in mine) else mine[0].scale,
+                    0 if any(one.lag == 0 for one in mine) else mine[0].lag)
+
+
 def changed(
     sequence: Sequence, changes: Iterable[Change], own: Callable[[], Tensor], turn: Callable[[TurnBack], Map | None],
 ) -> Tensor:
@@ -43,13 +56,14 @@ def changed(
         turn: the map to take back; None = none was found.
     """
     features = sequence.features.float().clone()
-    kinds = (Own, TurnBack, Scale, Shift)
-    for change in sorted(changes, key=lambda one: kinds.index(type(one))):
+    every, kinds = tuple(changes), (TurnBack, Scale, Shift)
+    for rows, chosen in _owned(sequence, [change for change in every if isinstance(change, Own)]):
+        features[rows, chosen.slot] = shifted(own()[:, chosen.slot] * chosen.scale, chosen.lag)[rows]
+    others = [change for change in every if not isinstance(change, Own)]
+    for change in sorted(others, key=lambda one: kinds.index(type(one))):
         rows, slot = rows_of(sequence, change.phase), change.slot
         states = features[:, slot]
-        if isinstance(change, Own):
-            states = shifted(own()[:, slot] * change.scale, change.lag)
-        elif isinstance(change, TurnBack):
+        if isinstance(change, TurnBack):
             found = turn(change)
             states = states if found is None else ((states / found[1]) @ found[0].T.float())
         elif isinstance(change, Scale):

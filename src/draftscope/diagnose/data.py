@@ -18,6 +18,7 @@ from draftscope.diagnose.operation import compare_conversations, ops_facts, rank
 from draftscope.diagnose.traininglog import read_curve
 from draftscope.errors import DraftscopeError
 from draftscope.faults.facts_data import LeakFacts, TemplateFacts
+from draftscope.faults.leak import ABOVE
 from draftscope.pipeline.turns import Markers, find, of_requests, of_template
 from draftscope.target.model import Target, load_tokenizer
 from draftscope.target.norms import taken_after_norm
@@ -120,7 +121,16 @@ def _files(examination: Examination, tokenizer: Any) -> None:
 
 def _logs(examination: Examination) -> None:
     case, m = examination.case, examination.m
+    budget = read_budget()
+    rung = m.rungs.get("reference") or m.rungs.get("served") or m.rungs.get("trained")
+    own = None if rung is None or budget is None or budget.k != case.k else rung.length
     if not case.inputs.logs:
+        if budget is not None and own is not None and m.train is not None and m.train.answer_tokens:
+            reached, low, high = budget_facts(budget, m.train.answer_tokens, own).reached
+            examination.steps.append(
+                f"were the {m.train.answer_tokens:,} answer tokens at hand all that the draft was trained on: with as many "
+                f"drafts of this kind reach about {reached:.2f} ({low:.2f} to {high:.2f}, measured on {budget.target}); "
+                f"this one has {own:.2f}")
         return
     curve = read_curve(case.inputs.logs)
     vocabulary = None if case.checkpoint is None else case.checkpoint.config.draft_vocab_size
@@ -130,10 +140,8 @@ def _logs(examination: Examination) -> None:
     examination.steps.append(f"training log ({facts.format}): {facts.points} records to step {facts.steps}{loss}{held}")
     if m.data.ops is not None:
         ranks_of(case.inputs.logs, m.data.ops)
-    budget = read_budget()
-    rung = m.rungs.get("reference") or m.rungs.get("served") or m.rungs.get("trained")
-    if budget is not None and facts.tokens and rung is not None and rung.length is not None and budget.k == case.k:
-        m.data.budget = budget_facts(budget, facts.tokens, rung.length)
+    if budget is not None and facts.tokens and own is not None:
+        m.data.budget = budget_facts(budget, facts.tokens, own)
 
 
 def _leaks(examination: Examination, markers: Markers | None) -> None:
@@ -146,6 +154,7 @@ def _leaks(examination: Examination, markers: Markers | None) -> None:
         leak.logged = m.data.curve.accuracy
         if trained is not None and trained.joint and case.heldout is None:
             leak.replayed = trained.joint[0] / max(trained.coverage or 1.0, 0.1)
+        _readings(examination, leak)
     if case.heldout is not None:
         known = {text.token_ids.numpy().tobytes() for text in case.train.texts}
         prompts = {prompt.tobytes() for prompt in _requests(case.train.texts)[0]}
@@ -154,6 +163,18 @@ def _leaks(examination: Examination, markers: Markers | None) -> None:
         leak.same_prompt = sum(prompt.tobytes() in prompts for prompt in _requests(case.heldout.texts)[0])
     if markers is not None and markers.once and case.target is not None:
         _documents(case.train, case.target, markers, leak)
+
+
+def _readings(examination: Examination, leak: LeakFacts) -> None:
+    """Another reading of the checkpoint is no explanation where the training's own log is far above it as well."""
+    facts = examination.m.checkpoint
+    if leak.logged is None or facts is None or facts.otherwise is None:
+        return
+    if leak.logged - facts.otherwise.other_first >= ABOVE:
+        examination.steps.append(
+            f"read with {facts.otherwise.key} the draft does better on its training states, {facts.otherwise.other_first:.0%} at "
+            f"the first position, but not what its log says ({leak.logged:.0%}): not how it was trained")
+        facts.otherwise = None
 
 
 def _documents(selected: Selected, target: Target, markers: Markers, leak: LeakFacts) -> None:

@@ -56,7 +56,8 @@ def tell(rig: Rig, boundaries: tuple[int, ...], fault_id: str, out: Path, report
     run = rig.run(plant, out / "broken")
     report("diagnosing, from the files alone")
     found = diagnose(
-        Inputs(train=run.train, serve=run.serve, draft=run.draft, target=rig.target.folder, metrics=run.metrics), report
+        Inputs(train=run.train, serve=run.serve, draft=run.draft, target=rig.target.folder, metrics=run.metrics,
+               train_heldout=run.heldout, logs=run.logs, conversations=run.conversations), report
     )
     first = found.findings[0].fault if found.findings else None
     mended = None

@@ -37,9 +37,10 @@ def curve_facts(curve: Curve, vocabulary: int | None) -> CurveFacts:
                        uniform=math.log(vocabulary) if vocabulary and vocabulary > 1 else None)
     facts.nonfinite = len(points) - len(finite)
     facts.zero = sum(point.loss == 0 for point in finite)
-    tokens = [point.tokens for point in points if point.tokens is not None]
-    if tokens and len(tokens) == len(points):
-        facts.tokens = sum(tokens)
+    # Every pass over the data shows the same tokens.
+    passes = [point.tokens for point in points if point.epoch == points[0].epoch]
+    if passes and all(tokens is not None for tokens in passes):
+        facts.tokens = sum(tokens or 0 for tokens in passes)
     if taught:
         edge = max(1, round(EDGE * len(taught)))
         losses = [point.loss or 0.0 for point in taught]
@@ -80,28 +81,33 @@ def _restarts(points: Sequence[Point]) -> list[Restart]:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class _At:
+    length: float
+    low: float
+    high: float
+
+
 class Reached(BaseModel):
     """One point of a budget curve: accept length of a draft trained on so many answer tokens, and its 95 % interval."""
 
     answer_tokens: int = Field(gt=0)
     length: float = Field(ge=1)
-    interval: tuple[float, float]
+    interval: tuple[float, float] | None = None
+
+    def at(self) -> _At:
+        low, high = self.interval or (self.length, self.length)
+        return _At(self.length, low, high)
 
 
 class Budget(BaseModel):
     """`embedded/budget.json`: what drafts of one kind reach by the answer tokens that they were trained on."""
 
     schema_: str = Field("draftscope.budget/1", alias="schema")
-    pair: str
+    target: str
+    about: str = ""
     k: int = Field(gt=0)
     points: list[Reached] = Field(min_length=2)
-
-
-@dataclass(frozen=True, slots=True)
-class _At:
-    length: float
-    low: float
-    high: float
 
 
 def read_budget(path: Path = BUDGET) -> Budget | None:
@@ -124,14 +130,14 @@ def budget_facts(budget: Budget, tokens: int, own: float) -> BudgetFacts:
     """Accept length `own` after training on `tokens` answer tokens, beside what the curve says of as many and of four times."""
     now, more = _at(budget, tokens), _at(budget, 4 * tokens)
     return BudgetFacts(tokens, (now.length, now.low, now.high), (more.length, more.low, more.high),
-                       max(point.length for point in budget.points), budget.pair, own)
+                       max(point.length for point in budget.points), budget.target, own)
 
 
 def _at(budget: Budget, tokens: int) -> _At:
     """Between two points, in the logarithm of the tokens; beyond the ends their own figures."""
     points = budget.points
     if tokens <= points[0].answer_tokens:
-        return _At(points[0].length, *points[0].interval)
+        return points[0].at()
     for a, b in pairwise(points):
         if tokens <= b.answer_tokens:
             share = (math.log(tokens) - math.log(a.answer_tokens)) / (math.log(b.answer_tokens) - math.log(a.answer_tokens))
@@ -139,5 +145,6 @@ def _at(budget: Budget, tokens: int) -> _At:
             def between(x: float, y: float, share: float = share) -> float:
                 return x + share * (y - x)
 
-            return _At(between(a.length, b.length), between(a.interval[0], b.interval[0]), between(a.interval[1], b.interval[1]))
-    return _At(points[-1].length, *points[-1].interval)
+            below, above = a.at(), b.at()
+            return _At(between(below.length, above.length), between(below.low, above.low), between(below.high, above.high))
+    return points[-1].at()

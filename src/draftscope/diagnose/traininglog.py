@@ -49,6 +49,7 @@ class Point:
         tokens: supervised tokens of this step, where the log tells.
         held: `length`, `accuracy` and `loss` of an evaluation.
         resumed: what the log said of a resume right before; "" = nothing.
+        epoch: the pass over the data, the first is 0, where the log counts tokens.
     """
 
     step: int
@@ -58,6 +59,7 @@ class Point:
     tokens: int | None = None
     held: dict[str, float] = field(default_factory=dict)
     resumed: str = ""
+    epoch: int | None = None
 
 
 @dataclass(slots=True)
@@ -197,6 +199,8 @@ def _own(point: Point, row: Mapping[str, Any]) -> None:
         point.accuracy = {i: float(a) for i, a in enumerate(accuracy[:32]) if isinstance(a, int | float)}
     if isinstance(rows, list) and rows and type(rows[0]) is int:
         point.tokens = rows[0]
+    if type(row.get("epoch")) is int:
+        point.epoch = row["epoch"]
 
 
 def _own_heldout(step: int, held: Mapping[str, Any]) -> Point:

@@ -34,6 +34,8 @@ ROUNDS = 2
 """Rounds of each that are run first; then as far as it takes to see it depart, and so many more."""
 SCREENED = 0.9
 """Likeness on the sample from which a trial is run over everything."""
+LOOKED_AT = 64
+"""Rounds of each sequence whose states are looked at though the gate passes: each takes K passes of the draft."""
 BETTER = 3.0
 """A trial explains no better than another whose states are off by less than so many times as much."""
 THETAS = (1e4, 1e5, 1.5e5, 5e5, 1e6, 5e6, 8e6, 1e7)
@@ -83,7 +85,7 @@ def try_runtimes(case: Case, ladder: Ladder, as_read: Reading, passed: bool) -> 
     recorded = Recorded(draft, case.serve.sequences, case.parts, case.k, case.tree)
     if not recorded.sequences:
         return None
-    rounds = recorded.rounds(draft)
+    rounds = recorded.rounds(draft, None, LOOKED_AT if passed else None)
     facts = RuntimeFacts(likeness(rounds, case.k))
     warm = temperature(case.serve.meta)
     if warm and case.tree is None and drawn(draft, case.serve.sequences, warm):

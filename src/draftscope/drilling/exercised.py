@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ from draftscope.target.embedded import ensure_target
 from draftscope.target.model import Target, load_target
 from draftscope.target.wiring import Wiring
 
+READ = 4096
+"""Prompts read of a file at most."""
 LEAST = 4
 """Prompts below which nothing could be left over for conversations."""
 
@@ -121,8 +124,10 @@ def _read(path: Path, target: Target, served: int, learned: int) -> tuple[list[l
         except (ValueError, KeyError, TypeError):
             raise DraftscopeError("holds no lists of token ids `train` and `heldout`", where=str(path),
                                   remedy="Give JSONL of prompts, or the prompts.json that recipes/tiny leaves") from None
-    found = [p.token_ids for p in read_prompts(path, target, limit=served + learned)]
+    found = [p.token_ids for p in read_prompts(path, target, limit=READ)]
     if len(found) < LEAST:
         raise DraftscopeError(f"holds {len(found)} prompts", where=str(path), remedy=f"The exercise needs {LEAST} or more")
-    # Alternately, as files are often sorted by kind.
-    return found[0::2][:served], found[1::2][:learned]
+    # Shuffled, as files are often sorted by kind, or have kinds in turn.
+    random.Random(0).shuffle(found)
+    half = len(found) // 2
+    return found[:half][:served], found[half:][:learned]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections import OrderedDict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from hashlib import blake2b
 from pathlib import Path
 
@@ -82,9 +82,9 @@ class KeptRig(Rig):
 
     def _key(self, plant: Plant, draft_folder: Path) -> bytes:
         """By everything that can reach the engine: what the writer of the training data does is none of it."""
-        reaching = replace(plant, train=plant.serve, last=(), loss_mask="kept", labels=())
-        told = blake2b(repr((reaching, self.k, self.max_new, self.rows, self.prompts, str(self.target.dtype))).encode(),
-                       digest_size=16)
+        reaching = replace(plant, train=plant.serve, train_ranks=(), last=(), loss_mask="kept", labels=(), heldout="")
+        own = {f.name: getattr(self, f.name) for f in fields(Rig) if f.name not in ("target", "conversations")}
+        told = blake2b(repr((reaching, own, str(self.target.dtype))).encode(), digest_size=16)
         for path in sorted(p for p in draft_folder.rglob("*") if p.is_file()):
             told.update(path.name.encode() + path.read_bytes())
         return told.digest()

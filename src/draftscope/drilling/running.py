@@ -24,7 +24,7 @@ from draftscope.findings import Diagnosis
 from draftscope.target.model import Target
 
 LINES, HEAD = "outcomes.jsonl", "pair.json"
-NAMES = {"heldout": "train_heldout", "source": "source_draft"}
+NAMES = {"heldout": "train_heldout"}
 """Files of a run whose input has another name."""
 
 

@@ -23,6 +23,8 @@ SPREADS = 4.0
 """Standard errors by which the target's first choice is taken too seldom where it is sure: another was sure of something else."""
 HOTTEST = 2.0
 """Temperature beyond which nobody samples training answers."""
+PACKED = 0.1
+"""Documents behind another one, by sample, from which the answers are not judged."""
 CHANCE = 0.1
 """Agreement below which recorded states may be those of something else altogether."""
 BELOW, THINNER, DROP = 0.5, 0.8, 1.2
@@ -80,6 +82,9 @@ class DataOffpolicy(Fault):
             return []  # what is supervised is not the answers
         if mask is not None and (mask.last_agreement or 0) > OWN - CHANCE:
             return []  # the last answers are the target's own
+        leak = m.data.leak
+        if leak is not None and m.train is not None and leak.documents > PACKED * m.train.sequences:
+            return []  # what the target says of a packed document depends on those before it
         stale = policy.again is not None and policy.recorded is not None and policy.recorded > policy.again + 2 * CHANCE
         who = ("the training answers and states are of another version of this target" if stale else
                "the training answers were not written by this target")
@@ -88,7 +93,9 @@ class DataOffpolicy(Fault):
         sure = f"where it is surest its first choice is taken {policy.sureness:+.1f} standard errors from that"
         source = "run again over the training tokens" if policy.by == "again" else "by the recorded last states and its head"
         return [Suspicion(
-            fault=self.id, side="train", where=["train:answers"], strength="supported",
+            fault=self.id, side="train", where=["train:answers"],
+            # Recorded last states may be wrong themselves; the target run again is not.
+            strength="supported" if policy.by == "again" else "suspected",
             says=f"{who}: its first choice is {policy.agreement:.0%} of their tokens",
             evidence=[Evidence(
                 hypothesis="the answers come from another author",

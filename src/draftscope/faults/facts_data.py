@@ -207,7 +207,7 @@ class CurveFacts:
 
     Attributes:
         format: whose log; points: records; steps: the last step.
-        tokens: supervised tokens seen, where the log tells.
+        tokens: supervised tokens of the data, where the log tells; every pass shows the same.
         first_loss, last_loss: of the beginning and the end; uniform: loss of a draft that knows nothing (ln of its vocabulary).
         accuracy: at the first position at the end.
         held: (step, figure) of evaluations; held_what: which figure, held_better: whether more of it is better.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from draftscope.faults.base import Fault, Page, Suspicion, Trace
+from draftscope.faults.checking import spoilt
 from draftscope.faults.measurements import CLEARLY, OTHER, SAME, Measurements
 from draftscope.faults.plant import Plant
 from draftscope.faults.writing import Texts
@@ -55,7 +56,7 @@ class Leak(Fault):
             return []
         other = m.embedding is not None and (m.embedding.own or 0) - (m.embedding.target or 0) > CLEARLY
         lost = m.vocabulary is not None and m.vocabulary.stored not in ("offset", "none needed")
-        if other or lost or m.turned is not None or m.missing or m.poisoned or m.departed == "train":
+        if other or lost or spoilt(m) or m.turned is not None or m.missing or m.poisoned or m.departed == "train":
             return []
         return [_suspicion(
             ["train:accuracy"], f"the training log says {leak.logged:.0%} at the first position, replay on the training samples "

@@ -15,7 +15,7 @@ from draftscope.target.spoiling import Spoiler
 from draftscope.target.wiring import Wiring
 
 Reported = Literal["counts", "simulated", "bonus left out", "conditional as joint"]
-Training = Literal["", "too long", "no learning", "optimizer state lost", "next state seen"]
+Training = Literal["", "no learning", "optimizer state lost", "next state seen"]
 Dump = Literal["", "written twice", "part missing", "other order", "of other conversations"]
 
 Build = Literal["", "fc_norm", "norm_before_fc", "fc_bias"]

@@ -12,7 +12,7 @@ from safetensors import safe_open
 from draftscope.eagle3.checkpoint import load_checkpoint
 from draftscope.eagle3.examples import load_examples
 from draftscope.eagle3.runstate import LOG, STATE
-from draftscope.eagle3.train import Settings, Watch, train
+from draftscope.eagle3.train import Settings, train
 from draftscope.states import plain
 from draftscope.states.tensorfile import save_tensors
 
@@ -20,9 +20,7 @@ if TYPE_CHECKING:
     from draftscope.faults.plant import Plant
     from draftscope.faults.rig import Rig
 
-FEW, MANY = 4, 24
-"""Conversations trained on, and epochs over them, of a run that goes on for too long."""
-
+CONVERSATIONS = 16
 STOPPED = 60
 """The step after which a run is stopped that goes on without its optimizer's state."""
 
@@ -33,24 +31,17 @@ def train_again(rig: Rig, plant: Plant, folder: Path) -> Path:
     `next state seen`: the trainer hands it the state of the token that it is to predict, whatever the files hold.
     """
     checkpoint = load_checkpoint(rig.checkpoint, target_layers=rig.target.layers)
-    few = rig.conversations[:FEW] if plant.training == "too long" else rig.conversations[:16]
     seen = replace(plant, dump="")
     if plant.training == "next state seen":
         seen = replace(seen, train=replace(plant.train, shift=1))
-    replace(rig, conversations=few).write_training(seen, folder / "data")
+    replace(rig, conversations=rig.conversations[:CONVERSATIONS]).write_training(seen, folder / "data")
     examples = load_examples(plain.open(folder / "data"), rig.target.parts)
     settings = {
-        "too long": Settings(epochs=MANY, batch_tokens=512, learning_rate=3e-3, warmup=4, head_rate=1.0),
         "no learning": Settings(epochs=6, batch_tokens=512, learning_rate=1e-7, warmup=4),
         "next state seen": Settings(epochs=20, batch_tokens=512, learning_rate=3e-3, warmup=8, head_rate=1.0),
         "optimizer state lost": Settings(epochs=16, batch_tokens=512, learning_rate=1e-2, warmup=8, head_rate=1.0,
                                          schedule="constant"),
     }[plant.training]
-    heldout: list[Any] = []
-    if plant.training == "too long":
-        rest = rig.conversations[-8:]
-        replace(rig, conversations=rest).write_training(replace(plant, dump=""), folder / "aside")
-        heldout = load_examples(plain.open(folder / "aside"), rig.target.parts)
     stop = STOPPED if plant.training == "optimizer state lost" else None
 
     def interrupt(event: Any) -> None:
@@ -59,7 +50,7 @@ def train_again(rig: Rig, plant: Plant, folder: Path) -> Path:
 
     for go_on in (False, True) if stop is not None else (False,):
         train(examples, rig.target.parts, checkpoint.config, checkpoint.tensors.get("d2t"), folder / "run", settings=settings,
-              heldout=heldout, watch=Watch(evaluate_every=10**6), on_event=None if go_on else interrupt)
+              on_event=None if go_on else interrupt)
         if stop is not None and not go_on:
             _forget(folder / "run" / STATE)
     return folder / "run" / LOG

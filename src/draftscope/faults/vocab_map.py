@@ -234,7 +234,7 @@ class VocabMap(Fault):
                    f"(always the same token: {learned.common:.1%})",
             decides="vocab-map if each draft id always became one token; weight-missing if not",
             figures={"stored": learned.stored, "learned": learned.learned, "common": learned.common, "shift": learned.shift},
-            fix=_FIX.says, recovery="replayed", undo=Undo(d2t="offset"), runtime=True,
+            fix=_FIX.says, recovery="replayed", undo=Undo(), runtime=True,
         )]
 
     def why_not(self, m: Measurements) -> str:

@@ -104,7 +104,7 @@ class Writer:
         rendered = [self.prompt(prompt, texts.train) for prompt in prompts]
         if turns:
             return self._two_turns(rendered, answers, max_new, stop_ids)
-        answers = self._answers(rendered, answers, texts.author, max_new, stop_ids)
+        answers = self._answers(rendered, answers, texts.author, max_new, stop_ids, texts.train)
         found = [Written(p + a, [False] * len(p) + [True] * len(a)) for p, a in zip(rendered, answers, strict=True)]
         if texts.packed:
             return [Written(a.token_ids + b.token_ids, a.answer + b.answer)
@@ -112,8 +112,8 @@ class Writer:
         return found
 
     def _answers(self, prompts: list[list[int]], own: Sequence[list[int]], author: Author, max_new: int,
-                 stop_ids: frozenset[int]) -> Sequence[list[int]]:
-        if author == "target":
+                 stop_ids: frozenset[int], rendering: Rendering = "") -> Sequence[list[int]]:
+        if author == "target" and not rendering:
             return own
         if author == "other hand":
             marks = self.markers()
@@ -124,7 +124,7 @@ class Writer:
             asked = [Request(i, prompt, 1.3, stop_ids, max_new) for i, prompt in enumerate(prompts)]
             done = sampled(self.target.model, asked, rows=len(asked), top_p=1.0, seed=1)
             return [request.answer_ids for request in sorted(done, key=lambda request: request.key)]
-        writer = disturbed(self.target, OTHER_MODEL if author == "other model" else STALE)
+        writer = self.target if author == "target" else disturbed(self.target, OTHER_MODEL if author == "other model" else STALE)
         made = generate(writer, None, prompts, wiring=Wiring.of((self.target.layers,)), max_new=max_new, stop_ids=stop_ids,
                         rows=16)
         return [answer.token_ids for answer in made]

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from draftscope.compare.distances import Distance
 from draftscope.compare.statistics import Candidate, Comparison, Figures, Side
+from draftscope.compare.yardstick import FAR
 from draftscope.text import count, number, percent, sentence, visible
 
 
@@ -68,10 +69,56 @@ def comparison_story(comparison: Comparison) -> Iterator[RenderableType]:
     yield Text("What each slot of B could be", style="bold")
     for candidate in comparison.assignment:
         yield Text(f"  {_says(candidate)}", style="green" if candidate.clear else "yellow")
+    yield Text("")
+    yield from _looks(comparison)
+    yield from _carriers(comparison)
+    if comparison.series is not None:
+        yield Text("")
+        yield Text("One after the other, against A", style="bold")
+        for number_, point in enumerate(comparison.series.points, 2):
+            told = ", ".join(number(effect, 2) for effect in point.effects)
+            yield Text(f"  {number_} {', '.join(visible(path) for path in point.paths)}: {told} units, by slot")
+        yield Text(f"  {sentence(comparison.series.says)}", style="yellow" if comparison.series.drifts else "")
     if any(c.entry is not None for c in comparison.assignment):
         yield Text(f"  {sentence(next(c.says for c in comparison.assignment if c.entry is not None))}")
     for caveat in comparison.caveats:
         yield Text(f"  {sentence(caveat)}", style="dim")
+
+
+def _looks(comparison: Comparison) -> Iterator[RenderableType]:
+    """What each slot looks like, and what would have been seen."""
+    yard = comparison.yardsticks[0] if comparison.yardsticks else None
+    of = f"what {yard.groups} groups of A ({', '.join(yard.grouped)}) differ by" if yard and yard.natural else "A's two halves"
+    yield Text(f"What each slot of B looks like (one unit: {of})", style="bold")
+    for look in comparison.looks:
+        seen = "" if look.smallest is None else f"; a distance of {number(look.smallest, 2)} would have been seen"
+        yield Text(f"  slot {look.slot}: {look.says}{seen}", style="green" if look.kind == "own" else "yellow")
+    for coupling in comparison.couplings:
+        i, j = coupling.slots
+        yield Text(f"  cosine of slots {i} and {j} in a row: {coupling.a:.3f} in A, {coupling.b:.3f} in B ({coupling.effect:.1f} "
+                   "units)", style="yellow" if coupling.effect > FAR else "")
+
+
+def _carriers(comparison: Comparison) -> Iterator[RenderableType]:
+    """Rows and dimensions that carry a difference, of slots that are far."""
+    far = [look.slot for look in comparison.looks if look.effect is not None and look.effect > FAR]
+    if not far:
+        return
+    yield Text("")
+    yield Text("What carries the difference", style="bold")
+    for slot in far:
+        for by in ("class", "position"):
+            told = [e for e in comparison.effects if e.slot == slot and e.by == by]
+            if told:
+                yield Text(f"  slot {slot}, by {by}: " + ", ".join(f"{e.name} {number(e.effect, 2)} units" for e in told))
+        dimensions = [d for d in comparison.dimensions if d.slot == slot]
+        if dimensions:
+            yield Text(f"  slot {slot}, by dimension: " + ", ".join(
+                f"{d.dimension} {percent(d.share)}{' (outlier)' if d.outlier else ''}" for d in dimensions))
+        for sinks in comparison.sinks:
+            if sinks.slot == slot:
+                yield Text(f"  slot {slot}, channels that stand out in {'sinks' if sinks.rows == 'sink' else 'first tokens'}: "
+                           f"{sinks.shared} of {len(sinks.a)} of A's are B's")
 
 
 def _distances(comparison: Comparison) -> Table:

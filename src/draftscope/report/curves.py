@@ -11,7 +11,7 @@ from draftscope.compare.lagging import CURVE_LAGS
 from draftscope.findings import Diagnosis, Norms, Placed, RowNorms
 from draftscope.report import words
 from draftscope.report.drawing import WIDTH, Figure, Table, circle, decades, figure, joined, label, line, rect, series
-from draftscope.text import number
+from draftscope.text import count, number
 
 FLOOR = 1e-4
 """Errors below it are drawn there."""
@@ -174,6 +174,10 @@ def _table(held: Norms, lanes: Sequence[Lane]) -> Table:
 
 
 def _norms_say(held: Norms, lanes: Sequence[Lane]) -> str:
+    return _medians_say(held, lanes) + _spoilt_say(held)
+
+
+def _medians_say(held: Norms, lanes: Sequence[Lane]) -> str:
     middle = held.at.index(0.5)
     medians = [(f"{words.slot_name(slot)}, {CLASSES[name]}", {side: f.quantiles[middle] for side, f in sides.items()
                 if len(f.quantiles) > middle and f.rows >= FEW and f.quantiles[middle] > 0}) for slot, name, sides in lanes]
@@ -190,6 +194,18 @@ def _norms_say(held: Norms, lanes: Sequence[Lane]) -> str:
     alone = {side for _, side, _ in one}
     said = "No class has rows enough on both sides" if len(alone) == 2 else f"Only {words.SIDES[alone.pop()]} rows are at hand"
     return f"{said}: medians from {number(least[2], 3)} ({least[0]}) to {number(most[2], 3)} ({most[0]})"
+
+
+def _spoilt_say(held: Norms) -> str:
+    """Rows that have no norm, or none to speak of: where there are most."""
+    said = ""
+    for kind, name in (("nonfinite", "are not finite"), ("zero", "are zero")):
+        found = [(sum(getattr(f, kind) for f in entry.classes.values()), f"{words.SIDES[side]} {words.slot_name(entry.slot)}")
+                 for side in words.SIDES for entry in getattr(held, side)]
+        most = max(found, default=(0, ""), key=lambda f: f[0])
+        if most[0]:
+            said += f"; {count(most[0], 'row')} of {most[1]} {name if most[0] > 1 else name.replace('are', 'is')}"
+    return said
 
 
 def _factor(ratio: float) -> str:

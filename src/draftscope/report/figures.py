@@ -59,7 +59,8 @@ def ladder(diagnosis: Diagnosis) -> Figure:
         parts.append(label(end + 8, middle + 4, f"{rung.length:.2f} {interval(rung.interval)}".rstrip()))
         y += 24
     grid = []
-    for tick in range(1, k + 2, math.ceil(k / 12)):
+    known = any(rung is not None for _, rung, _ in words.rungs(diagnosis))
+    for tick in range(1, k + 2, math.ceil(k / 12)) if known else ():
         grid += [line(x(tick), 4, x(tick), y + 4, "grid"), label(x(tick), y + 18, str(tick), "tick middle")]
     rows = [
         (name, number(rung.length), interval(rung.interval) or "–", str(rung.k), remark) if rung

@@ -206,10 +206,14 @@ def _norms(diagnosis: Diagnosis, paper: _Paper) -> Iterator[RenderableType]:
 
 
 def _power(diagnosis: Diagnosis, paper: _Paper) -> Iterator[RenderableType]:
-    """What would have shown; how many rows there were stands under Matched."""
-    facts = {name: value for name, value in diagnosis.power.items() if name != "rows" or "train" not in diagnosis.matched}
-    if facts:
-        line = "; ".join(f"{name} {value}" for name, value in pairs(facts))
+    """What so much data excludes, or the figures that this follows from. How many rows there were stands under Matched."""
+    facts = words.power(diagnosis)
+    if "excludes" in facts:
+        line = "excludes " + "; ".join(map(str, facts["excludes"]))
+    else:
+        told = {name: value for name, value in facts.items() if name != "rows" or "train" not in diagnosis.matched}
+        line = "; ".join(f"{name} {value}" for name, value in pairs(told))
+    if line:
         yield _hanging("Power", paper.text(visible(line, 600)), 12)
 
 

@@ -255,6 +255,13 @@ def patch_lines(patch: Patch | None) -> list[tuple[str, str]]:
     return lines + [(f"tensor {visible(name)}", visible(change)) for name, change in patch.tensors.items()]
 
 
+def power(diagnosis: Diagnosis) -> dict[str, Any]:
+    """What is known of what would have shown; only where nothing did, that excludes anything."""
+    excluded = diagnosis.power.get("excludes")
+    silent = diagnosis.verdict == "clean" and isinstance(excluded, list) and excluded
+    return {name: value for name, value in diagnosis.power.items() if silent or name != "excludes"}
+
+
 def absorbed(done: Absorbed) -> dict[str, Any]:
     """The figures of a folded draft, those that are known."""
     return {name: value for name, value in done.model_dump(exclude={"says"}).items() if value not in (None, "", [])}
