@@ -118,8 +118,8 @@ class CaptureAlias(Fault):
         return found
 
     def why_not(self, m: Measurements) -> str:
-        looked = [f"{side.name}: {'no' if not facts.identical else len(facts.identical)} slots are equal bit for bit, and no slot "
-                  "alternates between its own boundary and a later one"
+        looked = [f"{side.name}: {len(facts.identical) or 'no'} slots are equal bit for bit, and no slot alternates "
+                  "between its own boundary and a later one"
                   for side in m.sides() if (facts := m.rows.get(side.name)) is not None]
         return "; ".join(looked) or "no states were given"
 
