@@ -80,7 +80,7 @@ class Trace:
 
     Attributes:
         says: what goes wrong, and where it acts (engine, loader, capture, data writer, trainer).
-        input: what has to be handed over for it to be seen, as options of `diagnose` (`--serve, --target`).
+        input: what has to be handed over for it to be seen, as options of `diagnose`, and what these must hold.
         shows: what is measured there, and how it differs from health.
         rung: the first rung of the ladder that falls; "none" where acceptance never shows it.
     """

@@ -121,7 +121,7 @@ class CaptureAlias(Fault):
         looked = [f"{side.name}: {len(facts.identical) or 'no'} slots are equal bit for bit, and no slot alternates "
                   "between its own boundary and a later one"
                   for side in m.sides() if (facts := m.rows.get(side.name)) is not None]
-        return "; ".join(looked) or "no states were given"
+        return "; ".join(looked) or "no states were given (--train, --serve)"
 
     def make(self, plant: Plant, variant: str) -> Plant:
         name = variant.removeprefix("train ")

@@ -162,7 +162,8 @@ class GraphCapture(Fault):
     def why_not(self, m: Measurements) -> str:
         looked = [f"{facts.rows} rows of {side.name} were compared bit for bit, and no vector stands under unlike tokens"
                   for side in m.sides() if (facts := m.rows.get(side.name)) is not None and not facts.repeats]
-        return "; ".join(looked) or "what repeats in the rows is laid to another fault, or no states were given"
+        return "; ".join(looked) or ("what repeats in the rows is laid to another fault, or no states were given (--train, "
+                                     "--serve)")
 
     def make(self, plant: Plant, variant: str) -> Plant:
         if variant == "train rows padded to a bucket":

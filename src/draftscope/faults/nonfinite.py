@@ -122,7 +122,7 @@ class NonFinite(Fault):
 
     def why_not(self, m: Measurements) -> str:
         looked = [f"every value in {side.tokens} rows of {side.name} is finite" for side in m.sides() if not side.nonfinite]
-        return "; ".join(looked) or "no states were given"
+        return "; ".join(looked) or "no states were given (--train, --serve)"
 
     def make(self, plant: Plant, variant: str) -> Plant:
         if variant not in self.variants:

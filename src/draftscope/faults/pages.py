@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import re
 
 from draftscope.faults import FAULTS
 from draftscope.faults.base import Fault
 
+OPTION = re.compile(r"--[a-z][a-z-]*")
 ELSEWHERE = {
     "UNRESOLVED": "not a class but the reports without an established cause; a diagnosis says `undecided` there, with what to "
     "measure",
@@ -28,7 +30,7 @@ def index() -> str:
     for fault in sorted(FAULTS, key=lambda f: f.id):
         page = fault.page
         rungs = sorted({trace.rung for trace in page.traces.values()}) if page else []
-        given = sorted({option for trace in page.traces.values() for option in trace.input.split(", ")}) if page else []
+        given = sorted({option for trace in page.traces.values() for option in OPTION.findall(trace.input)}) if page else []
         lines.append(f"| [{fault.id}](faults/{fault.id}.md) | {fault.title} | {fault.verdict} | {len(fault.variants)} | "
                      f"{', '.join(rungs)} | {', '.join(given)} |")
     for fault in sorted(FAULTS, key=lambda f: f.id):

@@ -130,7 +130,7 @@ class ParallelShard(Fault):
     def why_not(self, m: Measurements) -> str:
         looked = [f"{side.name}: no equal block of channels is zeros or a copy of another, and no n-th of the rows is missing"
                   for side in m.sides() if (facts := m.rows.get(side.name)) is not None and not facts.blocks]
-        return "; ".join(looked) or "no states were given"
+        return "; ".join(looked) or "no states were given (--train, --serve)"
 
     def make(self, plant: Plant, variant: str) -> Plant:
         if variant not in self.variants:

@@ -109,7 +109,7 @@ class ReqMix(Fault):
     def why_not(self, m: Measurements) -> str:
         looked = [f"{side.name} {facts.prefix_rows} rows of texts that begin alike, {facts.prefix_differ} unlike"
                   for side in m.sides() if (facts := m.rows.get(side.name)) is not None]
-        return "; ".join(looked) or "no states were given"
+        return "; ".join(looked) or "no states were given (--train, --serve)"
 
     def make(self, plant: Plant, variant: str) -> Plant:
         if variant in ("train fewer rows than tokens", "fewer rows than tokens"):

@@ -101,7 +101,8 @@ def told(like: Likeness) -> str:
 def tried_in_vain(m: Measurements, shows: str) -> str:
     """`why_not` of a fault of the runtime: what would have shown it, against what was measured."""
     if m.runtime is None:
-        return "no verify steps were recorded, or the draft could not be replayed: give a capture with its steps, and the draft"
+        return ("no verify steps were recorded, or the draft could not be replayed: give a capture with its steps (--serve), and "
+                "the draft (--draft)")
     before = told(m.runtime.as_read)
     if not m.runtime.tried:
         return f"as read the replay gives the engine's own rounds ({before}); {shows}"

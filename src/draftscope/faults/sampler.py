@@ -67,7 +67,7 @@ class Sampler(Fault):
     def why_not(self, m: Measurements) -> str:
         facts = m.sampler
         if facts is None:
-            return "nothing was sampled, or the capture lacks temperature, last states, drafts or draft states"
+            return "nothing was sampled, or the capture (--serve) lacks temperature, last states, drafts or draft states"
         if facts.doubted is not None:
             return (f"the text is likelier at temperature {facts.doubted:g} than at the {facts.temperature:g} that the capture "
                     "claims (or was cut by top-p or top-k): chances at the claimed one mean nothing")

@@ -131,7 +131,8 @@ class SchemaWidth(Fault):
         return found
 
     def why_not(self, m: Measurements) -> str:
-        return ", ".join(f"{slots} slots in {name}" for name, slots in m.shapes.items()) or "no file with slots was given"
+        shapes = ", ".join(f"{slots} slots in {name}" for name, slots in m.shapes.items())
+        return shapes or "no file with slots was given (--train, --serve, --draft)"
 
     def make(self, plant: Plant, variant: str) -> Plant:
         if variant == "train: a slot too few":

@@ -117,7 +117,8 @@ class TargetQuant(Fault):
     def why_not(self, m: Measurements) -> str:
         found = growth(m)
         if found is None:
-            return "not every slot is at its boundary in all of its rows, or none was held against the target's own states"
+            return ("not every slot is at its boundary in all of its rows, or none was held against the target's own states "
+                    "(--serve, --target)")
         return (f"the served states' error is what rounding of states gives: {_by_boundary(found.served)} by boundary, training "
                 f"files {_by_boundary(found.trained)}")
 
