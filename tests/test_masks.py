@@ -200,6 +200,11 @@ def test_served_requests_tell_the_same_markers() -> None:
     assert of_requests([np.array(words(random.Random(i), 9, 9)) for i in range(9)], answers[:9]) is None
 
 
+def test_a_token_at_which_a_budget_cut_is_no_marker() -> None:
+    prompts = [np.array(p) for p in tiny_prompts()["heldout"][:2]]
+    assert of_requests(prompts, [np.array([30, 40, 35, 40]), np.array([31, 32, 40])]) is None
+
+
 def frames(train: list[Pair], serve: list[Pair]) -> TemplateFacts:
     return template_facts(texts(train), texts(serve), MARKS, None)
 

@@ -9,6 +9,9 @@ from itertools import pairwise
 from draftscope.compare.runs import Recorded, Run, relative, repeated, shared_tokens, tolerance_of
 from draftscope.states.types import Trace
 
+LEAST_SHARED = 4
+"""Tokens from which two requests begin alike: texts recorded from somewhere in their middle, unsaid, share fewer by chance."""
+
 
 @dataclass(frozen=True, slots=True)
 class Within:
@@ -77,5 +80,5 @@ def _same_prefixes(items: Sequence[Recorded]) -> Iterator[Run]:
     ordered = sorted((item for item in items if item.start == 0), key=lambda item: item.token_ids.tolist())
     for one, other in pairwise(ordered):
         shared = shared_tokens(one.token_ids.tolist(), other.token_ids.tolist())
-        if shared and one.slots.shape[1:] == other.slots.shape[1:]:
+        if shared >= LEAST_SHARED and one.slots.shape[1:] == other.slots.shape[1:]:
             yield Run(one, other, 0, 0, shared)

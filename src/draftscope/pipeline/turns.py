@@ -137,7 +137,9 @@ def of_requests(prompts: list[Ids], answers: list[Ids], stop_ids: frozenset[int]
     last = [int(answer[-1]) for answer in answers if len(answer)]
     common = max(set(last), key=last.count) if last else None
     closing = set(stop_ids)
-    if common is not None and last.count(common) >= max(2, len(last) / 2):
+    # Answers that a budget cut end with any token; one that ends answers does not stand inside them.
+    inside = any(bool((answer[:-1] == common).any()) for answer in answers)
+    if common is not None and last.count(common) >= max(2, len(last) / 2) and not inside:
         closing.add(common)
     while any(token in closing for token in tail):
         tail = tail[next(i for i, token in enumerate(tail) if token in closing) + 1 :]
