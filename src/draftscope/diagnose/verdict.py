@@ -326,6 +326,8 @@ def _gaps(examination: Examination) -> list[str]:
     gaps = []
     for upper, lower in itertools.pairwise(known):
         above, below = rungs[upper], rungs[lower]
+        if lower == "measured" and gate is not None and gate.passed and examination.counted is not None:
+            above = examination.counted  # the same steps as replay's, the last, incomplete ones included
         drop = (above.length or 0) - (below.length or 0)
         # Another text, and training text at that, accepts otherwise without a fault.
         slack = 0.25 * (above.length or 0) if upper == "trained" else UNPAIRED
