@@ -12,6 +12,7 @@ import torch
 from draftscope.diagnose.case import Selected
 from draftscope.diagnose.explaining import explain_engine, explain_file
 from draftscope.diagnose.ladder import Ladder, Repair, as_meant, combine, without_embedding
+from draftscope.diagnose.rotary import try_thetas
 from draftscope.diagnose.sampled import sampled, temperature
 from draftscope.diagnose.shape import by_context, given, shape
 from draftscope.diagnose.trials import gate_facts, reading_of, try_runtimes
@@ -94,6 +95,7 @@ def _trained(examination: Examination, ladder: Ladder, meant: Repair) -> None:
     _embedding(examination, "trained", trained, lambda: ladder.trained(_meant_without(meant)))
     m.unigram_nll = unigram_nll(case.heldout or case.train)
     _turn_switches(examination, ladder, meant, trained)
+    try_thetas(examination, ladder, meant)
     examination.matched["trained_text"] = trained.text()
 
 

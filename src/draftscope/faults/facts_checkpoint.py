@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 Part = Literal["fc", "layer", "head"]
 
@@ -97,6 +98,24 @@ class Apart:
     source_length: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class OtherTheta:
+    """A rotary base that does better on training states than the configured one.
+
+    Attributes:
+        own: -log p of the token to match with the configured base; gain: its change with the other, below 0, with its interval,
+            paired by sequence.
+        parameters: the configured rotary parameters.
+    """
+
+    configured: float
+    theta: float
+    own: float
+    gain: float
+    interval: tuple[float, float]
+    parameters: Mapping[str, Any]
+
+
 @dataclass(slots=True)
 class CheckpointFacts:
     """What there is to know of the checkpoint beyond its names.
@@ -114,6 +133,7 @@ class CheckpointFacts:
         engine: stages explained by another reading; otherwise: the file read otherwise does better.
         learned: the map learned, on training states and from what the engine drafted.
         quantised_target: the target's quantisation method, where its config.json says one.
+        theta: a rotary base under which the draft does better on its training states.
     """
 
     ones: tuple[str, ...] = ()
@@ -135,6 +155,7 @@ class CheckpointFacts:
     learned: dict[str, Learned] = field(default_factory=dict)
     apart: Apart | None = None
     quantised_target: str = ""
+    theta: OtherTheta | None = None
 
     def explains(self, key: str, part: Part | None = None) -> list[Explained]:
         """Stages explained by readings whose key begins so."""

@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from draftscope.faults.base import Fault, Page, Suspicion, Trace
+from draftscope.faults.base import Fault, Page, Suspicion, Trace, Undo
+from draftscope.faults.checking import told
+from draftscope.faults.facts_checkpoint import OtherTheta
 from draftscope.faults.measurements import Measurements
 from draftscope.faults.plant import Plant
 from draftscope.faults.runtimes import from_trials, reads_otherwise, tried_in_vain
+from draftscope.findings import Patch
 
 _TAKES = "--serve with its verify steps, --draft (and --target for its embedding)"
 _PLAIN: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0}
@@ -21,6 +24,7 @@ _ENGINE = {
 _CONFIGURED = {
     "scaling dropped": {**_PLAIN, "rope_type": "linear", "factor": 1.25},
 }
+_WRONG = {"checkpoint: theta a million": 1e6, "checkpoint: theta 500000": 5e5}
 _FIXES = {
     "": "Give the draft a rotary table of its own, with the `rope_theta`, scaling and `partial_rotary_factor` of its own "
         "configuration, "
@@ -34,7 +38,7 @@ class Rope(Fault):
     id = "rope"
     title = "another rotary table"
     verdict = "wiring"
-    variants = (*_ENGINE, *_CONFIGURED)
+    variants = (*_ENGINE, *_CONFIGURED, *_WRONG)
     page = Page(
         symptom="Acceptance a little lower, more so at long context; states and weights are right.",
         traces={
@@ -47,6 +51,11 @@ class Rope(Fault):
                                        "every state off; alike with that factor alone", "measured"),
             "scaling dropped": Trace("the draft's configuration scales, the engine (or a converter before it) reads no such key",
                                      _TAKES, "every state off; alike without scaling alone", "measured"),
+            "checkpoint: theta a million": Trace("the trainer used its default theta and wrote the target's into config.json",
+                                                 "--train, --draft, --target", "-log p on the training states falls with "
+                                                 "another of the usual thetas, paired by sequence", "trained"),
+            "checkpoint: theta 500000": Trace("the same, nearer to the right one", "--train, --draft, --target", "the same",
+                                              "trained"),
         },
         lookalikes={
             "pos-id": "is off between parts of the text only, a table at every distance",
@@ -56,9 +65,6 @@ class Rope(Fault):
         },
         unseen={
             "partial rotary ignored": "the gate tries it, but no draft here was trained with a part of the head to plant it on",
-            "trained with another theta than configured": "engine and replay agree then; it costs what the trained rung shows "
-                                                          "and "
-                                                          "is told on training states alone",
             "tables of unknown theta": "thetas other than the usual ones, the target's and the draft's are not tried",
         },
         reports=("SpecForge issue #265", "speculators PR #574", "vllm-ascend issue #6612", "NeMo Automodel PR #2399"),
@@ -68,7 +74,8 @@ class Rope(Fault):
         found = from_trials(m, self.id, {"": "config rope_parameters"}, _FIXES)
         for suspicion in found:
             suspicion.caveats.append("short requests show little of it: expect more at long context")
-        return found
+        other = None if m.checkpoint is None else m.checkpoint.theta
+        return found if other is None or found else [_trained_with(other)]
 
     def why_not(self, m: Measurements) -> str:
         return tried_in_vain(m, "another rotary table would put every state off, more with the distance to the prompt")
@@ -81,8 +88,32 @@ class Rope(Fault):
             scaling = {key: value for key, value in meant.items() if key != "rope_theta"}
             configured = replace(plant, config=(*plant.config, ("rope_parameters", meant), ("rope_scaling", scaling)))
             return reads_otherwise(configured, rope_parameters=_PLAIN)
+        if variant in _WRONG:
+            wrong = {**_PLAIN, "rope_theta": _WRONG[variant]}
+            return replace(plant, config=(*plant.config, ("rope_parameters", wrong), ("rope_theta", _WRONG[variant])))
         raise ValueError(f"rope has no variant {variant!r}")
 
     def mend(self, plant: Plant, boundaries: tuple[int, ...]) -> Plant | None:
         settings = {name: value for name, value in plant.engine.settings.items() if name != "rope_parameters"}
         return replace(plant, engine=replace(plant.engine, settings=settings))
+
+
+def _trained_with(other: OtherTheta) -> Suspicion:
+    """The configuration names another base than the draft was trained with."""
+    low, high = other.interval
+    right = {**other.parameters, "rope_theta": other.theta}
+    return told(
+        Rope.id, ["config rope_theta"],
+        f"the draft was trained with a rope theta of {other.theta:g}; its configuration says {other.configured:g}", "supported",
+        hypothesis="config.json names another rotary base than the trainer used",
+        prediction="on its training states the draft does best with the base that it was trained with",
+        measurement="-log p of the token to match on training states, with the configured base and others, paired by sequence",
+        result=f"{other.own:.3f} with {other.configured:g}, {other.gain:+.3f} [{low:+.3f}, {high:+.3f}] with {other.theta:g}",
+        decides="rope if another base in common use is better beyond chance; engine and replay agree here",
+        fix=f"Set rope_theta to {other.theta:g} in config.json (in `rope_parameters` too, where it is there).",
+        recovery="replayed", undo=Undo(switches={"rope_parameters": right}),
+        patch=Patch(config={"rope_theta": other.theta, "rope_parameters.rope_theta": other.theta}),
+        config={name: {"rope_theta": other.theta} for name in ("vllm@0.32", "sglang@0.5.23")},
+        figures={"configured": other.configured, "theta": other.theta, "own": other.own, "gain": other.gain},
+        caveats=["short texts show little of it: expect more at long context"],
+    )
