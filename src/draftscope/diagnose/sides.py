@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -30,12 +31,21 @@ FEWEST = 12
 
 def choosing(names: list[str]) -> list[str]:
     """The sequences on which slots are placed and repairs chosen."""
-    return names[::2] if len(names) >= HALVES_FROM else names
+    half = _half(names)
+    return [name for name in names if name in half] if half else names
 
 
 def judging(names: list[str]) -> list[str]:
     """The sequences from which figures come: those on which nothing was chosen, or all where there are few."""
-    return names[1::2] if len(names) >= HALVES_FROM else names
+    half = _half(names)
+    return [name for name in names if name not in half] if half else names
+
+
+def _half(names: list[str]) -> set[str]:
+    """Half of the names by their hash, so that nothing which repeats (ranks that write in turn) falls into one half alone."""
+    if len(names) < HALVES_FROM:
+        return set()
+    return set(sorted(names, key=lambda name: (zlib.crc32(name.encode()), name))[: (len(names) + 1) // 2])
 
 
 @dataclass(slots=True)

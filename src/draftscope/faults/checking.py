@@ -120,9 +120,12 @@ def trained_badly(m: Measurements) -> bool:
 
 
 def cut_from_target(m: Measurements) -> bool:
-    """Whether the head's rows are the target's at the draft's own ids although the draft was trained with others."""
+    """Whether the head's rows are the target's at the draft's own ids although the draft was trained with others.
+
+    Training that moved the rest moved every norm; where norms are still 1 there was little of it, and the head is where it began.
+    """
     facts = m.checkpoint
-    return facts is not None and facts.head_rows.get("offset", 0.0) > 0.9 and trained_badly(m)
+    return facts is not None and facts.head_rows.get("offset", 0.0) > 0.9 and not facts.ones and trained_badly(m)
 
 
 def short_vocabulary(m: Measurements) -> bool:

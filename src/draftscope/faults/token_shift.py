@@ -8,6 +8,7 @@ from draftscope.faults.base import Fault, Page, Suspicion, Trace, Undo, of_side
 from draftscope.faults.changes import Own, Shift
 from draftscope.faults.measurements import Measurements, SideFacts
 from draftscope.faults.plant import Plant
+from draftscope.faults.rowcause import claimed
 from draftscope.faults.slots import in_words, strength
 from draftscope.findings import Evidence, Fix, Placed
 from draftscope.target.spoiling import Phase, Shifted
@@ -81,8 +82,9 @@ class TokenShift(Fault):
         side = m.train if m.departed == "train" else m.serve
         if side is None or m.reference is None:
             return []
+        apart = claimed(m, side)
         found = [lagged for got, want in zip(side.slots, m.reference, strict=False)
-                 if (lagged := _lagged(side, got, want)) is not None]
+                 if got.slot not in apart and (lagged := _lagged(side, got, want)) is not None]
         if not found:
             return []
         serve = side.name == "serve"

@@ -219,7 +219,7 @@ class WeightMissing(Fault):
 
     def _gains(self, m: Measurements) -> list[Suspicion]:
         facts = m.checkpoint
-        if facts is None or not facts.ones or len(facts.ones) == facts.norms:
+        if facts is None or not facts.ones or 2 * len(facts.ones) > facts.norms:
             return []
         return [told(
             self.id, [f"tensor {name}" for name in facts.ones[:8]], f"{', '.join(facts.ones[:4])} holds nothing but ones, as "

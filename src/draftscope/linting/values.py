@@ -81,7 +81,7 @@ def untouched(checkpoint: Checkpoint) -> Iterator[Finding]:
         yield finding(
             "weight-missing", [f"tensor {name}" for name in ones[:8]],
             f"{'all' if every else len(ones)} {'norms are' if len(ones) > 1 else 'norm is'} exactly 1, as before any training",
-            "suspected" if every else "supported", "needs-retraining",
+            "suspected" if every or 2 * len(ones) > norms else "supported", "needs-retraining",
             "Export again from the trainer's state, and look for these names in its log of missing keys",
             measured="every value of every norm", result=f"exactly 1: {', '.join(ones[:16])}; of {norms} norms",
             healthy="trained norms differ from 1",
