@@ -148,7 +148,7 @@ def test_forward_is_the_definition(name: str) -> None:
 
 
 def test_every_switch_is_in_the_table_and_changes_the_output() -> None:
-    covered = {key for switches in SWITCHES.values() for key in switches} | {"residual"}  # of engines: tests/test_checkpoint_faults
+    covered = {key for switches in SWITCHES.values() for key in switches} | {"residual"}
     shapes = {"dialect", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "vocab_size",
               "draft_vocab_size", "rms_norm_eps", "max_position_embeddings", "tie_word_embeddings", "mla"}
     assert set(DraftConfig.model_fields) == covered | shapes
