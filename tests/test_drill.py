@@ -97,7 +97,10 @@ def test_pairs_are_of_two_faults_drawn_over_the_classes() -> None:
 def test_other_strengths_are_none_of_the_variants(name: str) -> None:
     one = fault(name)
     made = [one.make(HEALTHY, variant) for variant in one.variants]
-    for case in others(HEALTHY, [(one, one.variants[0])], 8, 12, 0):
+    drawn = list(others(HEALTHY, [(one, one.variants[0])], 8, 12, 0))
+    assert len(drawn) >= 2, "a strength at least that is no variant, and another"
+    assert len({case.key for case in drawn}) == len(drawn), "each is told from the others by its words"
+    for case in drawn:
         assert case.plant != HEALTHY
         assert case.plant not in made, case.key
 
