@@ -14,7 +14,19 @@ from tiny import DRAFT, TARGET, TINY, tiny_prompts, tiny_target
 from draftscope.boundaries import Boundary
 from draftscope.cli.main import run
 from draftscope.diagnose.case import Inputs
-from draftscope.drilling.cases import Case, Setting, changed, chosen, clean, others, pairs, plainest, singles, together
+from draftscope.drilling.cases import (
+    Case,
+    Setting,
+    changed,
+    chosen,
+    clean,
+    others,
+    pairs,
+    plainest,
+    singles,
+    spread_evenly,
+    together,
+)
 from draftscope.drilling.exercised import Pair, open_pair
 from draftscope.drilling.kept import Remembering
 from draftscope.drilling.report import Drill, Named, Outcome, Planted
@@ -103,6 +115,14 @@ def test_other_strengths_are_none_of_the_variants(name: str) -> None:
     for case in drawn:
         assert case.plant != HEALTHY
         assert case.plant not in made, case.key
+
+
+def test_a_budget_cuts_off_some_of_every_kind() -> None:
+    kinds = [list(singles(HEALTHY, chosen(["layer-offset"]))), [], list(clean(HEALTHY, 16, 4, 0))]
+    found = spread_evenly(kinds)
+    assert [c for c in found if c.kind == "single"] == kinds[0]
+    assert [c for c in found if c.kind == "clean"] == kinds[2]
+    assert [c.kind for c in found[:6]].count("clean") == 2
 
 
 def test_healthy_runs_differ_in_how_they_are_served() -> None:
