@@ -14,7 +14,19 @@ from tiny import DRAFT, TARGET, TINY, tiny_prompts, tiny_target
 from draftscope.boundaries import Boundary
 from draftscope.cli.main import run
 from draftscope.diagnose.case import Inputs
-from draftscope.drilling.cases import Case, Setting, changed, chosen, clean, others, pairs, plainest, singles, together
+from draftscope.drilling.cases import (
+    Case,
+    Setting,
+    changed,
+    chosen,
+    clean,
+    others,
+    pairs,
+    plainest,
+    singles,
+    spread_evenly,
+    together,
+)
 from draftscope.drilling.exercised import Pair, open_pair
 from draftscope.drilling.kept import Remembering
 from draftscope.drilling.report import Drill, Named, Outcome, Planted
@@ -97,9 +109,20 @@ def test_pairs_are_of_two_faults_drawn_over_the_classes() -> None:
 def test_other_strengths_are_none_of_the_variants(name: str) -> None:
     one = fault(name)
     made = [one.make(HEALTHY, variant) for variant in one.variants]
-    for case in others(HEALTHY, [(one, one.variants[0])], 8, 12, 0):
+    drawn = list(others(HEALTHY, [(one, one.variants[0])], 8, 12, 0))
+    assert len(drawn) >= 2, "a strength at least that is no variant, and another"
+    assert len({case.key for case in drawn}) == len(drawn), "each is told from the others by its words"
+    for case in drawn:
         assert case.plant != HEALTHY
         assert case.plant not in made, case.key
+
+
+def test_a_budget_cuts_off_some_of_every_kind() -> None:
+    kinds = [list(singles(HEALTHY, chosen(["layer-offset"]))), [], list(clean(HEALTHY, 16, 4, 0))]
+    found = spread_evenly(kinds)
+    assert [c for c in found if c.kind == "single"] == kinds[0]
+    assert [c for c in found if c.kind == "clean"] == kinds[2]
+    assert [c.kind for c in found[:6]].count("clean") == 2
 
 
 def test_healthy_runs_differ_in_how_they_are_served() -> None:

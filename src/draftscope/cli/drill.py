@@ -36,7 +36,8 @@ def command(
     prompts: Annotated[Path | None, typer.Option(
         "--prompts", metavar="FILE", help="Prompts as JSONL; half are served, half become what the draft learned from.")] = None,
     faults: Annotated[list[str] | None, typer.Option(
-        "--faults", metavar="ID[: VARIANT]", help="Only these faults or variants; may be given again. Without it all.")] = None,
+        "--faults", metavar="ID[: VARIANT]", help="Only these faults or variants; may be given again. Without it all. "
+                                "docs/faults.md has them; an unknown one lists the ids.")] = None,
     plain: Annotated[bool, typer.Option("--plain", help="Of every fault its plainest variants only.")] = False,
     pairs: Annotated[int, typer.Option("--pairs", min=0, metavar="N", help="Pairs of two faults, drawn.")] = 0,
     clean: Annotated[int, typer.Option("--clean", min=0, metavar="N", help="Healthy runs, drawn.")] = 0,
@@ -130,12 +131,12 @@ def _cases(pair: Pair, which: list, *, pairs: int, clean: int, others: int, seed
     from draftscope.faults.plant import Plant
 
     healthy = Plant.healthy(pair.boundaries)
-    return [
-        *cases.singles(healthy, which),
-        *cases.others(healthy, which, pair.target.layers, others, seed),
-        *cases.pairs(healthy, which, pairs, seed),
-        *cases.clean(healthy, len(pair.prompts), clean, seed),
-    ]
+    return cases.spread_evenly([
+        list(cases.singles(healthy, which)),
+        list(cases.others(healthy, which, pair.target.layers, others, seed)),
+        cases.pairs(healthy, which, pairs, seed),
+        list(cases.clean(healthy, len(pair.prompts), clean, seed)),
+    ])
 
 
 def _run(
@@ -152,3 +153,7 @@ def _run(
             advance(1, what=f"{pair.name}: {outcome.key}")
 
         exercise(pair, cases, amounts, folder, on_outcome, minutes)
+    kept = {(o.key, o.tokens) for o in read_outcomes(folder)}
+    left = len({(case.key, n) for case in cases for n in amounts} - kept)
+    if left and minutes is not None:
+        ui.note(f"{left} diagnoses are left after {minutes:g} minutes; the same command goes on with them")

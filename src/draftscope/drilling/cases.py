@@ -137,6 +137,12 @@ def pairs(healthy: Plant, which: Sequence[tuple[Fault, str]], count: int, seed: 
     return found
 
 
+def spread_evenly(kinds: Sequence[Sequence[Case]]) -> list[Case]:
+    """Cases of several kinds, each kind in its order and spread evenly over the whole: a budget of time cuts off some of each."""
+    placed = [((i + 0.5) / len(kind), case) for kind in kinds for i, case in enumerate(kind)]
+    return [case for _, case in sorted(placed, key=lambda one: one[0])]
+
+
 def together(healthy: Plant, a: tuple[Fault, str], b: tuple[Fault, str]) -> Plant | None:
     """Both planted; None where one changes what the other does, so that they are not two faults any more, or can't be made."""
     try:

@@ -47,6 +47,8 @@ class Plant:
         training: what becomes of a run that trains the draft anew, whose log is handed over.
         dump: what becomes of the folder of training data; with the conversations it was made from handed over.
         heldout: a folder of held-out samples: none, other conversations, or some of those trained on.
+        part: of so many samples one has an empty mask, is written twice, is missing or is held out, where some are.
+        by: tokens by which a mask is early or late, where it is.
         training_sequences: the draft trained anew, on so few sequences; None = the pair's own draft.
         reported: how acceptance is told beside the capture: the engine's counts, a log of an engine that simulates it, or figures
             that count something else.
@@ -83,6 +85,8 @@ class Plant:
     training: Training = ""
     dump: Dump = ""
     heldout: Literal["", "of training"] = ""
+    part: int = 3
+    by: int = 1
 
     @classmethod
     def healthy(cls, boundaries: tuple[int, ...]) -> Plant:

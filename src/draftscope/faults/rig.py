@@ -89,7 +89,7 @@ class Rig:
         run = Run(train, serve, draft, metrics, summary, self.write_source(plant, out / "source"), logs=logs)
         if plant.heldout:
             run.heldout = out / "heldout"
-            self.write_samples(plant, self.written(plant)[::3], run.heldout)
+            self.write_samples(plant, self.written(plant)[:: plant.part], run.heldout)
         if plant.dump not in ("", "written twice"):
             run.conversations = out / "conversations.jsonl"
             self.list_conversations(plant, run.conversations)
@@ -122,17 +122,17 @@ class Rig:
             prompts, answers = prompts[half:], answers[half:]
         texts = writer.conversations(prompts, answers, plant.texts, max_new=self.max_new, stop_ids=self.stop_ids,
                                      turns=plant.loss_mask == "every turn")
-        return writer.masked(texts, plant.loss_mask)
+        return writer.masked(texts, plant.loss_mask, plant.part, plant.by)
 
     def write_training(self, plant: Plant, folder: Path) -> None:
         """Training states, taken and labelled as the data writer does."""
         texts = self.written(plant)
         if plant.dump == "written twice":
-            texts += texts[::3]
+            texts += texts[:: plant.part]
         if plant.dump == "other order":
             texts = texts[1:]
-        third = len(texts) // 3
-        gone = range(third, 2 * third) if plant.dump == "part missing" else range(0)
+        each = len(texts) // plant.part
+        gone = range(each, 2 * each) if plant.dump == "part missing" else range(0)
         self.write_samples(plant, texts, folder, gone)
 
     def write_samples(self, plant: Plant, texts: Sequence[Written], folder: Path, gone: Sequence[int] = ()) -> None:

@@ -36,7 +36,8 @@ class Texts:
 
     Attributes:
         train, serve: how training conversations, and served prompts, are rendered otherwise than the target's template does.
-        author: who wrote the training answers.
+        author: who wrote the training answers. off: the other model's weights are off by this share of their spread; None =
+            as OTHER_MODEL and STALE say.
         packed: training conversations put two into a sample, and run as one text.
         domain: what is served is of the prompts' kind, or of one that the training data does not hold.
     """
@@ -46,6 +47,7 @@ class Texts:
     author: Author = "target"
     packed: bool = False
     domain: Literal["", "other"] = ""
+    off: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,7 @@ class Writer:
         rendered = [self.prompt(prompt, texts.train) for prompt in prompts]
         if turns:
             return self._two_turns(rendered, answers, max_new, stop_ids)
-        answers = self._answers(rendered, answers, texts.author, max_new, stop_ids, texts.train)
+        answers = self._answers(rendered, answers, texts.author, max_new, stop_ids, texts.train, texts.off)
         found = [Written(p + a, [False] * len(p) + [True] * len(a)) for p, a in zip(rendered, answers, strict=True)]
         if texts.packed:
             return [Written(a.token_ids + b.token_ids, a.answer + b.answer)
@@ -112,7 +114,7 @@ class Writer:
         return found
 
     def _answers(self, prompts: list[list[int]], own: Sequence[list[int]], author: Author, max_new: int,
-                 stop_ids: frozenset[int], rendering: Rendering = "") -> Sequence[list[int]]:
+                 stop_ids: frozenset[int], rendering: Rendering = "", off: float | None = None) -> Sequence[list[int]]:
         if author == "target" and not rendering:
             return own
         if author == "other hand":
@@ -124,7 +126,8 @@ class Writer:
             asked = [Request(i, prompt, 1.3, stop_ids, max_new) for i, prompt in enumerate(prompts)]
             done = sampled(self.target.model, asked, rows=len(asked), top_p=1.0, seed=1)
             return [request.answer_ids for request in sorted(done, key=lambda request: request.key)]
-        writer = self.target if author == "target" else disturbed(self.target, OTHER_MODEL if author == "other model" else STALE)
+        usual = OTHER_MODEL if author == "other model" else STALE
+        writer = self.target if author == "target" else disturbed(self.target, usual if off is None else off)
         made = generate(writer, None, prompts, wiring=Wiring.of((self.target.layers,)), max_new=max_new, stop_ids=stop_ids,
                         rows=16)
         return [answer.token_ids for answer in made]
@@ -146,8 +149,12 @@ class Writer:
                     [False] * len(p) + [True] * len(a) + [False] * len(q) + [True] * len(last.token_ids))
             for (p, a, q), last in zip(before, made, strict=True)]
 
-    def masked(self, written: list[Written], how: LossMask) -> list[Written]:
-        """The texts with their masks as a wrong builder makes them; `cut` cuts the texts themselves."""
+    def masked(self, written: list[Written], how: LossMask, part: int = 3, by: int = 1) -> list[Written]:
+        """The texts with their masks as a wrong builder makes them; `cut` cuts the texts themselves.
+
+        Args:
+            part, by: as `Plant` has them.
+        """
         if how in ("kept", "every turn"):
             return written
         if how == "cut":
@@ -157,20 +164,20 @@ class Writer:
         if how == "other's":
             return [Written(one.token_ids, _fitted(written[(i + 1) % len(written)].answer, len(one.answer)))
                     for i, one in enumerate(written)]
-        return [replace(one, answer=self._mask(one, how, i)) for i, one in enumerate(written)]
+        return [replace(one, answer=self._mask(one, how, i, part, by)) for i, one in enumerate(written)]
 
-    def _mask(self, one: Written, how: LossMask, number: int) -> list[bool]:
+    def _mask(self, one: Written, how: LossMask, number: int, part: int, by: int) -> list[bool]:
         mask, none = one.answer, [False] * len(one.answer)
         if how in ("empty", "unmarked"):
             return none
         if how == "empty in part":
-            return mask if number % 3 else none
+            return mask if number % part else none
         if how == "whole":
             return [True] * len(mask)
         if how == "early":
-            return [*mask[1:], False]
+            return [*mask[by:], *none[:by]]
         if how == "late":
-            return [False, *mask[:-1]]
+            return [*none[:by], *mask[:-by]]
         marks = self.markers()
         kind = kinds(np.array(one.token_ids), marks)
         if how == "users":
