@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as jsonlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -121,8 +120,9 @@ def read(path: Path) -> Observed:
     from pydantic import ValidationError
 
     from draftscope.gating.report import Observed
+    from draftscope.states.tensorfile import read_json
 
     try:
-        return Observed.model_validate(jsonlib.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, ValidationError):
+        return Observed.model_validate(read_json(path))
+    except ValidationError:
         raise DraftscopeError("is no baseline", where=str(path), remedy="`draftscope gate --write-baseline` writes one") from None
