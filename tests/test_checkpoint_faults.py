@@ -17,7 +17,7 @@ from tiny import DRAFT, TARGET, tiny_rig
 from draftscope.cli.main import run as command
 from draftscope.diagnose.case import Inputs
 from draftscope.diagnose.checkpoint import grid, tensor_wise
-from draftscope.diagnose.explaining import learn
+from draftscope.diagnose.explaining import learn, most_frequent
 from draftscope.diagnose.run import diagnose
 from draftscope.eagle3.altered import altered, codes, fp8, int4, int8, packed
 from draftscope.eagle3.checkpoint import load_checkpoint
@@ -263,11 +263,27 @@ def test_a_map_is_learned_only_where_there_is_one() -> None:
     for name, tokens in {"moved": stored[best] + 1, "other": (best * 7) % 97, "stored": stored[best],
                          "unrelated": torch.randint(100, (400,), generator=draw)}.items():
         pairs = torch.stack([best, tokens], 1)
-        found = learn("engine", ([pairs[:200]], [pairs[200:]]), stored, 100)
+        found = learn("engine", ([pairs[:200]], [pairs[200:]]), stored)
         assert found is not None
         assert (found.learned > 0.95) == (name != "unrelated"), name
         assert found.shift == {"moved": 1, "stored": 0}.get(name)
         assert (found.stored > 0.95) == (name == "stored")
+
+
+def test_a_map_is_learned_from_pairs_and_not_from_a_table_of_all() -> None:
+    draw = torch.Generator().manual_seed(5)
+    pairs = torch.stack([torch.randint(30, (600,), generator=draw), torch.randint(7, (600,), generator=draw)], 1)
+    stored = torch.arange(32) + 100
+    table = torch.zeros(32, 7, dtype=torch.int64)
+    for which, token in pairs.tolist():
+        table[which, token] += 1
+    ids, seen = most_frequent(pairs, stored)
+    assert seen.tolist() == table.sum(1).tolist() and ids[30:].tolist() == [130, 131]
+    assert all(table[i, ids[i]] == table[i].max() for i in range(30))
+    # A table of these would take a terabyte.
+    wide = torch.arange(10**6)
+    found = learn("engine", (torch.stack([wide[:500], wide[:500] + 3], 1), torch.stack([wide[:500], wide[:500] + 3], 1)), wide)
+    assert found is not None and found.shift == 3
 
 
 def test_two_checkpoints_tensor_by_tensor(tmp_path: Path) -> None:

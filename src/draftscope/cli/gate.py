@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as jsonlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,6 +20,7 @@ from draftscope.cli.common import (
     write_text,
 )
 from draftscope.errors import DraftscopeError, UsageError
+from draftscope.text import visible
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -69,9 +69,15 @@ def command(
 
     Exit code: 0 passed, 1 acceptance fell or a slot changed, 2 usage, 3 builds that can't be read or compared.
     """
+    # Before `setup`: from there on an error is written to --json too.
+    outputs = [Path(path).resolve() for path in (json, summary) if path is not None and str(path) != "-"]
+    builds = {path.resolve() for path in (baseline, current) if path is not None}
+    if len({*outputs} | builds) < len(outputs) + len(builds):
+        raise UsageError("an output has the name of another, or of a build", where=", ".join(map(str, outputs)))
     ui = setup(quiet, threads, seed, json, refusal=refusal)
     if summary is not None:
         check_writable(summary)
+        check_own(summary, lambda start: start.startswith(b"## draftscope gate"))
     given = any((train, serve, draft, metrics))
     if current is not None and (given or write_baseline):
         raise UsageError("--current is a build measured before; inputs are measured now", remedy="Give one of the two")
@@ -99,7 +105,8 @@ def command(
         return
     before = read(baseline)
     answer = judge(before, measured() if current is None else read(current), level=level, margin=margin)
-    text = markdown(answer)
+    # Names come from files, and line ends in them would make rows of their own.
+    text = "".join(f"{visible(line)}\n" for line in markdown(answer).split("\n")).rstrip("\n") + "\n"
     ui.print(text)
     if summary is not None:
         write_text(summary, text)
@@ -121,8 +128,9 @@ def read(path: Path) -> Observed:
     from pydantic import ValidationError
 
     from draftscope.gating.report import Observed
+    from draftscope.states.tensorfile import read_json
 
     try:
-        return Observed.model_validate(jsonlib.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, ValidationError):
+        return Observed.model_validate(read_json(path))
+    except ValidationError:
         raise DraftscopeError("is no baseline", where=str(path), remedy="`draftscope gate --write-baseline` writes one") from None

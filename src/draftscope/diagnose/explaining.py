@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -157,20 +158,18 @@ def learned_by_engine(draft: Draft, sequences: Iterable[Sequence]) -> Learned | 
         with torch.no_grad():
             best = draft.logits(steps.states[held, 0].to(draft.dtype)).argmax(-1)
         halves[i % 2].append(torch.stack([best, steps.drafted[held, 0]], 1))
-    return learn("engine", halves, draft.target_ids, draft.config.vocab_size)
+    return learn("engine", halves, draft.target_ids)
 
 
-def learn(where: str, halves: tuple[list[Tensor], list[Tensor]], stored: Tensor, vocab: int) -> Learned | None:
+def learn(where: str, halves: tuple[list[Tensor], list[Tensor]], stored: Tensor) -> Learned | None:
     """A map learned from pairs (draft id, token) [N, 2] of one half and judged on the other; None where there are too few."""
     if not halves[0] or not halves[1]:
         return None
     fit, held = torch.cat(halves[0]), torch.cat(halves[1])
     if len(held) < FEWEST:
         return None
-    counts = torch.zeros(len(stored), vocab, dtype=torch.int32)
-    counts.index_put_((fit[:, 0], fit[:, 1]), torch.ones(len(fit), dtype=torch.int32), accumulate=True)
-    seen = counts.sum(1) > 0
-    ids = torch.where(seen, counts.argmax(1), stored)
+    ids, counts = most_frequent(fit, stored)
+    seen = counts > 0
     judged = held[seen[held[:, 0]]]
     if len(judged) < FEWEST:
         return None
@@ -178,13 +177,27 @@ def learn(where: str, halves: tuple[list[Tensor], list[Tensor]], stored: Tensor,
              (("stored", stored), ("learned", ids))}
     common = float(torch.bincount(judged[:, 1]).max()) / len(judged)
     apart = (ids - stored)[seen]
-    weights = counts.sum(1)[seen].double()
+    weights = counts[seen].double()
     shift, share = _most(apart, weights)
     named = torch.isin(ids[seen], stored).double()
     return Learned(
         where, right["stored"], right["learned"], common, len(judged), shift if share > 0.95 else None,  # type: ignore[arg-type]
         float((named * weights).sum() / weights.sum()), tuple(ids.tolist()),
     )
+
+
+def most_frequent(pairs: Tensor, stored: Tensor) -> tuple[Tensor, Tensor]:
+    """By draft id the token seen most with it (of equals the lowest; `stored` where none was), and how often the id was seen.
+
+    Args:
+        pairs: [N, 2] of draft id and token. A table of every draft id by every token would take gigabytes.
+    """
+    unique, counts = pairs.unique(dim=0, return_counts=True)
+    unique = unique[counts.argsort(descending=True, stable=True)]
+    which, first = np.unique(unique[:, 0].numpy(), return_index=True)
+    ids = stored.clone()
+    ids[torch.from_numpy(which)] = unique[torch.from_numpy(first), 1]
+    return ids, torch.bincount(pairs[:, 0], minlength=len(stored))
 
 
 def _most(values: Tensor, weights: Tensor) -> tuple[int, float]:
@@ -261,4 +274,4 @@ def learned_on_training(draft: Draft, sequences: Iterable[Sequence]) -> Learned 
             output = draft(hidden[None], embeds[None], sequence.positions[None, :usable], StepMask.of(draft.config))[0]
             best = draft.logits(output[rows]).argmax(-1)
         halves[i % 2].append(torch.stack([best, sequence.token_ids[rows + 2]], 1))
-    return learn("trained", halves, draft.target_ids, draft.config.vocab_size)
+    return learn("trained", halves, draft.target_ids)

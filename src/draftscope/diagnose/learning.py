@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from statistics import fmean, pstdev
 
 from pydantic import BaseModel, Field, ValidationError
 
@@ -44,14 +43,14 @@ def curve_facts(curve: Curve, vocabulary: int | None) -> CurveFacts:
     if taught:
         edge = max(1, round(EDGE * len(taught)))
         losses = [point.loss or 0.0 for point in taught]
-        facts.first_loss, facts.last_loss = fmean(losses[:edge]), fmean(losses[-edge:])
-        facts.lowest_loss = min(fmean(losses[i : i + edge]) for i in range(0, len(losses), edge))
+        facts.first_loss, facts.last_loss = mean_of(losses[:edge]), mean_of(losses[-edge:])
+        facts.lowest_loss = min(mean_of(losses[i : i + edge]) for i in range(0, len(losses), edge))
     positions = [point.position_loss for point in points if point.position_loss]
     if positions:
-        facts.position_loss = fmean(positions[-max(1, round(EDGE * len(positions))) :])
+        facts.position_loss = mean_of(positions[-max(1, round(EDGE * len(positions))) :])
     accuracies = [point.accuracy[0] for point in curve.points if 0 in point.accuracy]
     if accuracies:
-        facts.accuracy = fmean(accuracies[-max(1, round(EDGE * len(accuracies))) :])
+        facts.accuracy = mean_of(accuracies[-max(1, round(EDGE * len(accuracies))) :])
     for what, better in (("length", True), ("accuracy", True), ("loss", False)):
         held = [(point.step, point.held[what]) for point in curve.points if math.isfinite(point.held.get(what, math.nan))]
         if held:
@@ -59,6 +58,11 @@ def curve_facts(curve: Curve, vocabulary: int | None) -> CurveFacts:
             break
     facts.restarts = _restarts(finite)
     return facts
+
+
+def mean_of(values: Sequence[float]) -> float:
+    """The mean; infinite where the sum is."""
+    return sum(values) / len(values)
 
 
 def _restarts(points: Sequence[Point]) -> list[Restart]:
@@ -73,8 +77,9 @@ def _restarts(points: Sequence[Point]) -> list[Restart]:
         if len(before) < 4 or len(after) < 2:
             continue
         losses = [p.loss or 0.0 for p in before]
-        mean, spread = fmean(losses), pstdev(losses)
-        jump = fmean([p.loss or 0.0 for p in after])
+        mean = mean_of(losses)
+        spread = math.hypot(*(loss - mean for loss in losses)) / math.sqrt(len(losses))
+        jump = mean_of([p.loss or 0.0 for p in after])
         told = points[i].resumed or ("steps begin again" if back else "")
         sudden = (points[i].loss or 0.0) > mean + max(SPREADS * spread, JUMP * mean) and jump > mean + max(
             LASTING * spread, JUMP * mean)

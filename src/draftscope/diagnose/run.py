@@ -52,6 +52,8 @@ def diagnose(inputs: Inputs, report: Report = lambda _: None) -> Diagnosis:
     """
     check_folder(inputs)
     check_apply(inputs)
+    if inputs.apply is not None and inputs.absorb is not None and inputs.apply.resolve() == inputs.absorb.resolve():
+        raise UsageError("--apply and --absorb name the same folder", where=str(inputs.apply))
     live = hear(inputs, report) if inputs.url is not None else None
     case = open_case(inputs, report)
     if live is not None and live.k is not None and inputs.k is None and live.k != case.k:

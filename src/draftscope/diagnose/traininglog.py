@@ -13,23 +13,26 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from draftscope.diagnose.eventfile import scalars
 from draftscope.errors import DraftscopeError
 
 BYTES, LINE, POINTS, FILES, DEPTH = 1 << 30, 1 << 20, 2_000_000, 64, 3
 """Bytes of a file, of a line, records of a curve, and files of a folder, at most; how deep a folder is looked into."""
+NUMBER = 1 << 60
+"""A step or a count beyond this is none."""
 SUFFIXES = (".jsonl", ".log", ".txt", ".out")
 STATE = "trainer_state.json"
 RESUMED = re.compile(
-    r"Resuming (?:training|mid-epoch)|Found checkpoint at|resum\w+ (?:from|at) .*(?:step|checkpoint)|"
+    r"Resuming (?:training|mid-epoch)|Found checkpoint at|\bresum\w{1,8} (?:from|at) .{0,256}?(?:step|checkpoint)|"
     r"Successfully loaded optimizer state_dict", re.IGNORECASE)
-STEP = re.compile(r"\bstep (\d{1,12}): \{(.*)\}\s*$")
-PAIR = re.compile(r"'([^'\n]{1,128})': (\[[^\]]*\]|[-+.\w]+)")
+# Every repeat has an end or cannot begin anew within itself: a line of a million characters takes no longer than others.
+STEP = re.compile(r"\bstep (\d{1,12}): \{([^{}]*)\}$")
+PAIR = re.compile(r"'([^'\n]{1,128})': (\[[^\[\]]{0,4096}\]|[-+.\w]{1,64})")
 ASSIGNED = re.compile(r"([A-Za-z][\w./]{0,127})=([-+.\w]+)(?=,|\s|$)")
-RECORD = re.compile(r"^(?:\[\d\d[:\d.]*\]|\s{2,})\s*(?:INFO|WARNING|ERROR|DEBUG)\b|^\[\d\d[:\d.]*\]")
-PLACE = re.compile(r"\s+[\w.]+\.py:\d+\s*$")
+RECORD = re.compile(r"^\s{2,}(?:INFO|WARNING|ERROR|DEBUG)\b|^\[\d\d[:\d.]*\]")
+PLACE = re.compile(r"\s[\w.]{1,128}\.py:\d{1,7}$")
 ACCURACY = re.compile(r"^(?:train/)?(?:full_acc|acc|accuracy)[_/](\d{1,2})$")
 LOSS = ("loss", "train/loss", "train_loss", "training_loss")
 RATE = ("lr", "train/lr", "learning_rate", "train/learning_rate")
@@ -83,6 +86,9 @@ def read_curve(paths: tuple[Path, ...]) -> Curve:
     for path in paths:
         if not path.exists():
             raise DraftscopeError("no such file or folder", where=str(path), remedy="--log takes a training's log, or its folder")
+        if not path.is_dir() and not path.is_file():
+            # It would be read twice, and a device has no end.
+            raise DraftscopeError("is no regular file", where=str(path), remedy="Write what comes out of it to a file first")
         files = _files(path) if path.is_dir() else [path]
         for file in files:
             _read(file, curve, named=not path.is_dir())
@@ -98,17 +104,17 @@ def read_curve(paths: tuple[Path, ...]) -> Curve:
 def _files(folder: Path) -> list[Path]:
     """Logs in a folder and those below it, in the order of their names."""
     found: list[Path] = []
+    states: list[Path] = []
     for file in sorted(folder.rglob("*")):
         if len(file.relative_to(folder).parts) > DEPTH or not file.is_file():
             continue
-        if file.name == STATE or "tfevents" in file.name or (file.suffix in SUFFIXES and file.name != "conversations.jsonl"):
+        if file.name == STATE:
+            states.append(file)
+        elif "tfevents" in file.name or (file.suffix in SUFFIXES and file.name != "conversations.jsonl"):
             found.append(file)
-        if len(found) >= FILES:
-            break
-    states = [file for file in found if file.name == STATE]
     # Every checkpoint has one of these, and the last holds all before.
     longest = max(states, key=lambda file: file.stat().st_size, default=None)
-    return [file for file in found if file.name != STATE or file == longest]
+    return sorted([*found[:FILES], *([longest] if longest else [])])
 
 
 def _read(file: Path, curve: Curve, *, named: bool) -> None:
@@ -145,7 +151,7 @@ def _trainer_state(file: Path) -> Iterator[Point | None]:
     if not isinstance(history, list):
         raise DraftscopeError("holds no log_history", where=str(file), remedy=f"Give {STATE} as transformers' Trainer saves it")
     for entry in history:
-        if isinstance(entry, dict) and type(entry.get("step")) is int:
+        if isinstance(entry, dict) and _counts(entry.get("step")):
             yield _point(entry["step"], _flat(entry))
 
 
@@ -161,7 +167,7 @@ def _lines(file: Path, *, strict: bool) -> tuple[str, Iterator[Point | None]]:
                 continue
             own = isinstance(row, dict) and ("answer_tokens_per_s" in row or "heldout" in row)
             return ("draftscope" if own else "JSON lines"), _json_lines(file, strict=strict)
-        if STEP.search(line):
+        if STEP.search(line.rstrip()):
             return "SpecForge", _text(file, _specforge)
         if "train/" in line and ASSIGNED.search(line):
             return "speculators", _text(file, _assigned, joined=True)
@@ -182,7 +188,7 @@ def _json_lines(file: Path, *, strict: bool) -> Iterator[Point | None]:
                                       remedy="Give the log as it was written") from None
             continue
         step = row.get("step", row.get("global_step"))
-        if type(step) is not int:
+        if not _counts(step):
             continue
         if isinstance(row.get("heldout"), dict):
             yield _own_heldout(step, row["heldout"])
@@ -197,22 +203,36 @@ def _json_lines(file: Path, *, strict: bool) -> Iterator[Point | None]:
 def _own(point: Point, row: Mapping[str, Any]) -> None:
     """What our own log has as lists."""
     accuracy, rows, losses = row.get("accuracy"), row.get("rows"), row.get("losses")
-    if isinstance(losses, list) and losses and isinstance(losses[0], int | float):
-        point.position_loss = float(losses[0])
+    if isinstance(losses, list) and losses:
+        point.position_loss = _figure(losses[0])
     if isinstance(accuracy, list):
-        point.accuracy = {i: float(a) for i, a in enumerate(accuracy[:32]) if isinstance(a, int | float)}
-    if isinstance(rows, list) and rows and type(rows[0]) is int:
+        point.accuracy = {i: a for i, value in enumerate(accuracy[:32])
+                          if (a := _figure(value)) is not None and math.isfinite(a)}
+    if isinstance(rows, list) and rows and _counts(rows[0]):
         point.tokens = rows[0]
-    if type(row.get("epoch")) is int:
+    if _counts(row.get("epoch")):
         point.epoch = row["epoch"]
 
 
 def _own_heldout(step: int, held: Mapping[str, Any]) -> Point:
-    length = held.get("walk") if isinstance(held.get("walk"), int | float) else held.get("length")
-    point = Point(step)
-    if isinstance(length, int | float):
-        point.held["length"] = float(length)
-    return point
+    walk = _figure(held.get("walk"))
+    length = _figure(held.get("length")) if walk is None else walk
+    return Point(step, held={} if length is None else {"length": length})
+
+
+def _counts(value: Any) -> TypeGuard[int]:
+    """Whether a value can be a step or a count."""
+    return type(value) is int and abs(value) < NUMBER
+
+
+def _figure(value: Any) -> float | None:
+    """A number, None for anything else; what no float holds is infinite."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.copysign(math.inf, value > 0 or -1)
 
 
 def _text(file: Path, parse: Callable[[str, int], Point | None], *, joined: bool = False) -> Iterator[Point | None]:
@@ -250,7 +270,8 @@ def _assigned(line: str, step: int) -> Point | None:
     values: dict[str, float] = {}
     for name, value in ASSIGNED.findall(line):
         _put(values, name, value)
-    return _point(int(values.get("global_step", step)), values) if values else None
+    own = values.get("global_step", math.nan)
+    return _point(int(own) if abs(own) < NUMBER else step, values) if values else None
 
 
 def _put(values: dict[str, float], name: str, text: str) -> None:
@@ -265,7 +286,7 @@ def _numbered(file: Path) -> Iterator[tuple[int, str]]:
         number = 0
         while line := opened.readline(LINE):
             number += 1
-            yield number, line.decode("utf-8", "replace").rstrip("\n")
+            yield number, line.decode("utf-8", "replace").rstrip()
 
 
 def _joined(file: Path) -> Iterator[str]:
@@ -289,8 +310,8 @@ def _flat(row: Mapping[str, Any], prefix: str = "", depth: int = 4) -> dict[str,
     for key, value in row.items():
         if isinstance(value, Mapping) and depth:
             values |= _flat(value, f"{prefix}{key}/", depth - 1)
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            values[f"{prefix}{key}"] = float(value)
+        elif (figure := _figure(value)) is not None:
+            values[f"{prefix}{key}"] = figure
     return values
 
 

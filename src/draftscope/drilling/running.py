@@ -68,7 +68,9 @@ def read_outcomes(folder: Path) -> list[Outcome]:
     """The outcomes kept in a folder (and in its shards' folders), the last of each case; a line cut short is passed over."""
     found: dict[tuple[str, str, int | None], Outcome] = {}
     for path in sorted([*folder.glob(LINES), *folder.glob(f"*/{LINES}")]):
-        for line in path.read_text(encoding="utf-8").splitlines():
+        if not path.is_file():
+            continue
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
                 outcome = Outcome.model_validate_json(line)
             except ValueError:

@@ -20,9 +20,12 @@ _OTHER_WEIGHTS = frozenset({".bin", ".pt", ".pth", ".ckpt", ".safetensors"})
 
 
 def check_new(out: Path) -> None:
-    """Raise UsageError where a new folder could not get this name: something is there that is no empty folder."""
+    """Raise UsageError where no new folder could get this name: something is there, or the folder above takes none."""
     if out.is_symlink() or (out.exists() and (not out.is_dir() or any(out.iterdir()))):
         raise UsageError("is there already", where=str(out), remedy="Name a folder that is new or empty")
+    above = next(folder for folder in out.absolute().parents if folder.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        raise UsageError("cannot be made: what lies above it is no folder, or may not be written to", where=str(out))
 
 
 @contextmanager

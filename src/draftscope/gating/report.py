@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from draftscope.findings import Finding, Placed, Placement, Readout
+
+MOST = 1 << 40
+"""A count beyond this is none."""
 
 
 class Model(BaseModel):
@@ -45,6 +48,18 @@ class Observed(Model):
     placement: Placement = Field(default_factory=Placement)
     version: str = ""
     inputs: dict[str, str] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def counts_that_can_be(self) -> Self:
+        """Counts are read back from a file that anyone may have edited."""
+        if not 1 <= self.k <= MOST:
+            raise ValueError(f"k is {self.k}")
+        for name, rung in self.rungs.items():
+            for one in rung.sequences:
+                fits = len(one.reached) == len(one.passed) == self.k and 0 <= one.rounds < MOST
+                if not fits or not all(0 <= p <= r < MOST for r, p in zip(one.reached, one.passed, strict=True)):
+                    raise ValueError(f"the counts of {name} cannot be")
+        return self
 
 
 How = Literal["paired", "two samples", "pooled"]

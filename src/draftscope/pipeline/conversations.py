@@ -14,6 +14,9 @@ from torch import Tensor
 from draftscope.errors import DraftscopeError
 from draftscope.states.tensorfile import TensorFile
 
+LINE = 256 << 20
+"""Bytes of a line: a device gives bytes for ever."""
+
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
@@ -157,7 +160,10 @@ def read_lines(path: Path, renderer: Callable[[], Renderer]) -> Iterator[Convers
     made: Renderer | None = None
     try:
         with path.open("rb") as file:
-            for index, line in enumerate(file):
+            for index, line in enumerate(iter(lambda: file.readline(LINE), b"")):
+                if len(line) == LINE:
+                    raise DraftscopeError(f"line {index + 1} is longer than {LINE >> 20} MiB", where=str(path),
+                                          remedy="Give JSONL: one conversation a line")
                 try:
                     row = parse_line(line)
                     if isinstance(row, Messages):
