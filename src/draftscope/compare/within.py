@@ -11,6 +11,8 @@ from draftscope.states.types import Trace
 
 LEAST_SHARED = 4
 """Tokens from which two requests begin alike: texts recorded from somewhere in their middle, unsaid, share fewer by chance."""
+LAGS = 2
+"""Rows left out at the end of what is shared: shifted, they hold states of tokens that are not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,4 +83,4 @@ def _same_prefixes(items: Sequence[Recorded]) -> Iterator[Run]:
     for one, other in pairwise(ordered):
         shared = shared_tokens(one.token_ids.tolist(), other.token_ids.tolist())
         if shared >= LEAST_SHARED and one.slots.shape[1:] == other.slots.shape[1:]:
-            yield Run(one, other, 0, 0, shared)
+            yield Run(one, other, 0, 0, shared - LAGS)

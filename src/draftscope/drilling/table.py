@@ -31,7 +31,7 @@ def amounts(drill: Drill) -> list[str]:
 def table(drill: Drill) -> Table:
     """Classes in rows, for the terminal."""
     grid = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    grid.add_column("class", overflow="fold")
+    grid.add_column("class", overflow="fold", min_width=16)
     for name in ("cases", "first", "both", "proven", "wrong proven", *(f"{n} rows" for n in amounts(drill)), "errors"):
         grid.add_column(name, justify="right")
     for one in drill.scores:
