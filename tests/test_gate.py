@@ -127,7 +127,9 @@ def test_slots(now: Placed, what: str | None) -> None:
 
 
 def build(k: int = K, readout: str = "walk", rung: str = "served", tree: str = "", share: float = 0.7) -> Observed:
-    counts = Counts(readout=readout, says="replayed", sequences=sequences(np.random.default_rng(0), np.full(12, share)))
+    taken = sequences(np.random.default_rng(0), np.full(12, share))
+    cut = [s.model_copy(update={"reached": s.reached[:k], "passed": s.passed[:k]}) for s in taken]
+    counts = Counts(readout=readout, says="replayed", sequences=cut)
     return Observed(schema="draftscope.baseline/1", k=k, tree=tree, rungs={rung: counts},
                     placement=Placement(serve=[placed(4)]))
 
