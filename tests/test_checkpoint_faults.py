@@ -282,7 +282,8 @@ def test_a_map_is_learned_from_pairs_and_not_from_a_table_of_all() -> None:
     assert all(table[i, ids[i]] == table[i].max() for i in range(30))
     # A table of these would take a terabyte.
     wide = torch.arange(10**6)
-    found = learn("engine", (torch.stack([wide[:500], wide[:500] + 3], 1), torch.stack([wide[:500], wide[:500] + 3], 1)), wide)
+    moved = torch.stack([wide[:500], wide[:500] + 3], 1)
+    found = learn("engine", ([moved], [moved]), wide)
     assert found is not None and found.shift == 3
 
 
