@@ -62,8 +62,9 @@ def markdown(drill: Drill, calibration: Calibration | None = None) -> str:
     rows = [_cells(one, names) for one in drill.scores]
     parts = [
         "# The exercise",
-        "Known faults are planted where real ones act, served and diagnosed from the files alone; `draftscope drill` does it and "
-        "`make drill` wrote this page. Intervals are Wilson's at 95 %. A class counts each case once, at the most rows given; "
+        "Known faults are planted where real ones act, served and diagnosed from the files alone; `draftscope drill --markdown` "
+        "does it and writes this page (`make drill` on every pair that it finds). Intervals are Wilson's at 95 %. A class counts "
+        "each case once, at the most rows given; "
         "the columns at the right say from how many rows of each side (as asked for; whole sequences are taken) the fault was "
         "named first. A case is right if the first finding is a planted fault's, and wrong and proven if anything that nobody "
         "planted was called proven.",

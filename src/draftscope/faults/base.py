@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Literal
 
 from draftscope.eagle3.reading import D2T
 from draftscope.faults.changes import Change
-from draftscope.faults.measurements import Measurements, SideFacts, SideName
+from draftscope.faults.measurements import Measurements, SideName
 from draftscope.faults.plant import Plant
-from draftscope.findings import Evidence, Fix, Placed, Recovery, Strength, Verdict
+from draftscope.findings import Evidence, Fix, Recovery, Strength, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,14 +146,6 @@ class Fault(ABC):
     def mend(self, plant: Plant, boundaries: tuple[int, ...]) -> Plant | None:
         """The set-up with the fix applied, slots at the boundaries that the diagnosis found; None where it takes retraining."""
         return None
-
-
-def compared_slots(m: Measurements) -> tuple[SideFacts | None, list[tuple[Placed, Placed]]]:
-    """The side that departs from the reference, and its placed slots beside what each should have been."""
-    side = m.train if m.departed == "train" else m.serve
-    if side is None or m.reference is None:
-        return None, []
-    return side, [(got, want) for got, want in zip(side.slots, m.reference, strict=False) if got.boundary is not None]
 
 
 def of_side(side: SideName) -> str:
