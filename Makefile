@@ -4,7 +4,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/pytest -q -n 2 --dist worksteal
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-embedded test-remote test-foreign test-vllm test-peers test-sglang lint drill docs-faults draft bench-generate bench-capture bench-train schemas lock clean
+.PHONY: help venv demo test test-embedded test-remote test-foreign test-vllm test-peers test-sglang lint drill docs-faults draft bench-generate bench-capture bench-train bench-scan schemas lock clean
 WORK ?= $(HOME)/.cache/draftscope/embedded-train
 DRILL ?= $(HOME)/.cache/draftscope/drill
 STRONG ?= tests/data/narrow
@@ -67,6 +67,9 @@ bench-generate: .venv/ready ## speculation against plain decoding, in tokens a s
 bench-capture: .venv/ready ## what a capture costs a vLLM server, interleaved in one run
 	@scripts/env-vllm "$(PYTHON)"
 	$(BIN)/python bench/bench_capture.py $(ARGS)
+
+bench-scan: .venv/ready ## the scan against dd and a plain torch script, in GB a second
+	$(BIN)/python bench/bench_scan.py $(ARGS)
 
 docs-faults: .venv/ready ## write docs/faults.md and docs/faults/ from the faults
 	$(BIN)/python scripts/fault-pages

@@ -23,7 +23,7 @@ from draftscope.compare.statistics import Comparison, compare_fingerprints
 from draftscope.errors import DraftscopeError
 from draftscope.scan.accumulators import Norms
 from draftscope.scan.fingerprint import Fingerprint, Origin, Statistics
-from draftscope.scan.scan import add_sequence
+from draftscope.scan.tally import add_sequence
 
 
 @settings(deadline=None, max_examples=50)

@@ -16,10 +16,13 @@ from torch import Tensor
 import draftscope
 from draftscope.cli.main import run
 from draftscope.errors import DraftscopeError, UsageError
-from draftscope.scan.accumulators import ACCUMULATORS, Counts, Dimensions, Norms, Outliers
+from draftscope.scan import kernels, tally
+from draftscope.scan.accumulators import ACCUMULATORS, Counts, Dimensions, Norms, Outliers, row_norms
+from draftscope.scan.core import Core
 from draftscope.scan.fingerprint import SCHEMA, Fingerprint, Statistics, is_fingerprint, load_fingerprint
 from draftscope.scan.joint import Cosines, RowSample, row_keys
-from draftscope.scan.scan import classes_of, group_of, half_of, scan
+from draftscope.scan.scan import group_of, scan
+from draftscope.scan.tally import classes_of, half_of, rich_rows, share_of
 from draftscope.states.capture import write_trace
 from draftscope.states.opening import open_source
 from draftscope.states.plain import write_sample
@@ -263,6 +266,123 @@ def test_a_large_channel_that_hardly_varies() -> None:
     assert fed(Outliers, wide.repeat(2, 1)[2:]).result().channels == [7]
 
 
+# -- the compiled passes -------------------------------------------------------------------------------------------------------
+
+compiled = pytest.mark.skipif(kernels.engine() != "numba", reason="numba is not installed")
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def passed(rows: Tensor, *numbers_: Tensor) -> Statistics:
+    """Rows through the core, in so many updates."""
+    core, norms = Core(), row_norms(rows)
+    for chosen in numbers_ or (torch.arange(len(rows)),):
+        core.update(rows, chosen, norms)
+    return core.statistics()
+
+
+def on_tensors(rows: Tensor) -> Statistics:
+    made = Statistics()
+    made.update(rows)
+    return made
+
+
+def alike(a: Statistics, b: Statistics, rows: Tensor) -> None:
+    """Within the tolerance that `scan.kernels` states; a norm at the edge of a bin may be in either."""
+    largest = float(rows.double().nan_to_num(0, 0, 0).abs().max()) if rows.numel() else 0.0
+    assert a.counts.result() == b.counts.result()
+    found, expected = numbers(a.norms.result()), numbers(b.norms.result())
+    close(found[5:8], expected[5:8], 0.023)
+    close(found[:5] + found[8:], expected[:5] + expected[8:], TOLERANCE, 1e-9)
+    close(numbers(a.dimensions.result()), numbers(b.dimensions.result()), TOLERANCE, 1e-14 * largest**2 + 1e-14 * largest)
+    assert numbers(a.outliers.result()) == numbers(b.outliers.result())
+
+
+@compiled
+class TestCompiledPasses:
+    """The core against the accumulators on tensors, and against float64."""
+
+    @settings(deadline=None, max_examples=60)
+    @given(data=st.data(), dtype=st.sampled_from(DTYPES), width=st.sampled_from([1, 3, 6, 17, 64, 65]))
+    def test_equals_the_accumulators_however_split(self, data: st.DataObject, dtype: torch.dtype, width: int) -> None:
+        rows = data.draw(some_rows(width)).to(dtype)
+        whole = on_tensors(rows)
+        alike(passed(rows), whole, rows)
+        order = torch.tensor(data.draw(st.permutations(range(len(rows)))), dtype=torch.int64)
+        cuts = sorted(data.draw(st.lists(st.integers(0, len(rows)), max_size=3)))
+        alike(passed(rows, *order.tensor_split(cuts)), whole, rows)
+
+    @settings(deadline=None, max_examples=40)
+    @given(rows=some_rows(), dtype=st.sampled_from(DTYPES))
+    def test_equals_the_reference(self, rows: Tensor, dtype: torch.dtype) -> None:
+        rows = rows.to(dtype)
+        found = passed(rows)
+        slack = 1e-9 * float(rows.double().nan_to_num(0, 0, 0).abs().max()) ** 2 if len(rows) else 0.0
+        for name, kind in ACCUMULATORS.items():
+            shown, expected = numbers(getattr(found, name).result()), reference(kind, rows)
+            if kind is Norms:
+                close(shown[5:8], expected[5:8], 0.011)
+                shown[5:8] = expected[5:8] = []
+            close(shown, expected, 1e-6, slack if kind is Dimensions else 1e-9)
+
+    def test_every_half_is_read_as_torch_reads_it(self) -> None:
+        """All 65,536 of either 16-bit type: subnormal, infinite, NaN."""
+        for dtype in (torch.float16, torch.bfloat16):
+            every = torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype)[:, None]
+            assert torch.equal(row_norms(every).isfinite(), every.isfinite()[:, 0])
+            finite = every[every.isfinite()[:, 0]]
+            assert torch.equal(kernels.squares(finite), finite.double()[:, 0].square())
+            for part in finite.split(7000):
+                alike(passed(part.view(1, -1)), on_tensors(part.view(1, -1)), part)
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_rows_that_lie_apart_or_unaligned(self, dtype: torch.dtype) -> None:
+        g = torch.Generator().manual_seed(0)
+        states = torch.randn(40, 3, 19, generator=g).to(dtype)
+        alike(passed(states[:, 1]), on_tensors(states[:, 1]), states)
+        held = bytearray(1) + bytearray(states.view(torch.uint8).numpy().tobytes())
+        moved = torch.frombuffer(held, dtype=dtype, offset=1).view(states.shape)
+        assert moved.data_ptr() % dtype.itemsize
+        alike(passed(moved[:, 2]), on_tensors(states[:, 2]), states)
+        turned = states[:, 1].T.contiguous().T
+        assert not kernels.fits(turned)
+        alike(passed(turned), on_tensors(turned), states)
+        assert not kernels.fits(states[:, 1].double())
+        alike(passed(states[:, 1].double()), on_tensors(states[:, 1].double()), states)
+
+    def test_a_large_channel_that_hardly_varies(self) -> None:
+        g = torch.Generator().manual_seed(0)
+        rows = torch.randn(5000, 9, generator=g)
+        rows[:, 2] = 24000 + 0.25 * rows[:, 2]
+        rows[0] *= 50
+        found = passed(rows, torch.arange(7), torch.arange(7, 5000)).dimensions.result()
+        assert found.variance == pytest.approx(rows.double().var(0, correction=0), rel=1e-9)
+
+    def test_no_rows_one_row_and_other_widths(self) -> None:
+        rows = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
+        assert numbers(passed(rows, rows.new_zeros(0).long()).norms.result())[0] == 0
+        alike(passed(rows, torch.tensor([1])), on_tensors(rows[1:2]), rows)
+        alike(passed(rows[:0]), on_tensors(rows[:0]), rows[:0])
+        core = Core()
+        core.update(rows, torch.arange(3), row_norms(rows))
+        with pytest.raises(ValueError, match="width"):
+            core.update(rows[:, :4].contiguous(), torch.arange(3), row_norms(rows))
+
+    def test_sums_are_taken_down_before_they_count_too_far(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        rows = torch.randn(50, 5, generator=torch.Generator().manual_seed(0))
+        monkeypatch.setattr(kernels.Sums, "MOST", 8)
+        core, norms = Core(), row_norms(rows)
+        for chosen in torch.arange(50).split(3):
+            core.update(rows, chosen, norms)
+            core.statistics().merge(on_tensors(rows))  # shares nothing with the core
+        alike(core.statistics(), on_tensors(rows), rows)
+
+    def test_keys_are_the_same_without_numba(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        rows = torch.randn(50, 90, generator=torch.Generator().manual_seed(0))
+        keys = row_keys(rows)
+        monkeypatch.setattr(kernels, "compiled", lambda: None)
+        assert torch.equal(keys, row_keys(rows))
+
+
 # -- the scan ------------------------------------------------------------------------------------------------------------------
 
 
@@ -352,6 +472,76 @@ def test_parts_make_up_the_ordinary_rows(data: Path) -> None:
     assert found.of_kind("group")["code"].statistics(0, ("answer", "other")).counts.result().rows == 2 * 29
     # Row 5 is a sink in one entry, so that it has no cosines.
     assert found.cosines.result().count == 6 * 28
+
+
+def same_fingerprint(a: Fingerprint, b: Fingerprint) -> None:
+    assert a.cells.keys() == b.cells.keys()
+    for key, cell in a.cells.items():
+        for name in ACCUMULATORS:
+            same(getattr(b.cells[key], name).result(), getattr(cell, name).result())
+    assert a.parts.keys() == b.parts.keys()
+    for name, part in a.parts.items():
+        same(b.parts[name].cosines.result(), part.cosines.result())
+        assert part.cells.keys() == b.parts[name].cells.keys()
+        for key, cell in part.cells.items():
+            same(b.parts[name].cells[key].dimensions.result(), cell.dimensions.result())
+    assert all(torch.equal(b.samples[e].rows, sample_.rows) for e, sample_ in a.samples.items())
+
+
+def test_the_same_whatever_passes_over_the_rows(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With and without numba, with threads, and where little is held apart by group."""
+    whole = scan(open_source(data))
+    before = torch.get_num_threads()
+    monkeypatch.setattr(tally, "ALONE", 0)
+    torch.set_num_threads(2)
+    try:
+        threaded = scan(open_source(data))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    same_fingerprint(threaded, whole)
+    for key, cell in whole.cells.items():
+        assert all(torch.equal(tensor, threaded.cells[key].tensors()[name]) for name, tensor in cell.tensors().items())
+    monkeypatch.setattr(tally, "HELD", 0)
+    same_fingerprint(scan(open_source(data)), whole)
+    monkeypatch.setattr(kernels, "compiled", lambda: None)
+    assert kernels.engine() == "torch"
+    same_fingerprint(scan(open_source(data)), whole)
+
+
+def test_groups_beyond_the_most_are_others(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tally, "MOST_GROUPS", 2)
+    found = scan(open_source(data), groups={i: f"g{i}" for i in range(6)})
+    rows = {name: part.statistics(0, ("answer", "other")).dimensions.count for name, part in found.of_kind("group").items()}
+    assert rows == {"g0": 29, "g1": 29, "others": 4 * 29}
+
+
+def test_a_share_of_rows_by_hash(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Chosen by name and position alone; the core takes every value all the same."""
+    taken = rich_rows("a", 100_000, 16)
+    assert 5_700 < int(taken.sum()) < 6_800
+    assert torch.equal(taken[:500], rich_rows("a", 500, 16))
+    assert not torch.equal(taken, rich_rows("b", 100_000, 16))
+    assert float((taken & rich_rows("b", 100_000, 16)).double().mean()) == pytest.approx(1 / 256, rel=0.2)
+    assert bool(rich_rows("a", 9, 1).all())
+    assert [share_of(n) for n in (1, 127, 128, 640, 100_000)] == [1, 1, 2, 10, 64]
+    whole, part = scan(open_source(data)), scan(open_source(data), every=4)
+    assert (whole.every, part.every) == ((1,), (4,))
+    for key, cell in whole.cells.items():
+        same(part.cells[key].dimensions.result(), cell.dimensions.result())
+    expected = torch.cat([s.states[1:, 0][rich_rows(s.name, 30, 4)[1:]] for s in map(sample, range(6))])
+    assert {tuple(r) for r in part.samples[0].rows.tolist()} == {tuple(r) for r in expected.float().tolist()}
+    assert 0 < part.cosines.result().count <= len(expected) < whole.cosines.result().count
+    shards = [scan(open_source(data), every=4, shard=(i, 2)) for i in range(2)]
+    assert torch.equal(shards[1].merge(shards[0]).samples[0].rows, part.samples[0].rows)
+    assert replace(whole, origins=()).merge(part).every == (1, 4)
+    out = tmp_path / "f"
+    assert run(["scan", str(data), "-o", str(out), "--every", "4"]) == 0
+    assert "one ordinary row in 4" in capsys.readouterr().out
+    assert load_fingerprint(out).every == (4,)
+    with pytest.raises(UsageError, match="every 0"):
+        scan(open_source(data), every=0)
+    assert run(["scan", "merge", str(out), str(out), "-o", str(out), "--every", "2"]) == 2
 
 
 def test_groups_of_other_sources() -> None:

@@ -37,6 +37,9 @@ def command(
         "--groups", metavar="FILE",
         help="JSONL whose line i tells the natural group (source, domain, prompt kind) of sample i.")] = None,
     group_by: Annotated[str, typer.Option("--group-by", metavar="KEY", help="The key that holds it.")] = "source",
+    every: Annotated[int | None, typer.Option(
+        "--every", min=1, metavar="N",
+        help="Samples and cosines of one ordinary row in N, 1 = of all; without it by the number of sequences.")] = None,
     on: OnOption = None,
     python: PythonOption = "python3",
     memory: MemoryOption = 4.0,
@@ -51,6 +54,7 @@ def command(
     from draftscope.compare.statistics import side_of
     from draftscope.report.comparison import fingerprint_story
     from draftscope.scan.fingerprint import is_fingerprint, load_fingerprint
+    from draftscope.scan.kernels import engine
     from draftscope.scan.scan import scan
     from draftscope.states.opening import open_source
     from draftscope.states.places import place
@@ -62,8 +66,8 @@ def command(
     if sources[0] == "merge":
         if len(sources) < 3:
             raise UsageError("nothing to merge", remedy="Name two fingerprints or more")
-        if slots is not None or shard is not None or on is not None:
-            raise UsageError("--slots, --shard and --on are for scanning, not for merging")
+        if slots is not None or shard is not None or on is not None or every is not None:
+            raise UsageError("--slots, --shard, --every and --on are for scanning, not for merging")
         result = load_fingerprint(place(sources[1]))
         for name in sources[2:]:
             result = result.merge(load_fingerprint(place(name)))
@@ -73,8 +77,8 @@ def command(
         from draftscope.elsewhere.answers import scan_there
 
         with ui.progress(f"scanning {there.path(sources[0])}", unit="sequences") as advance:
-            scanned = scan_there(there, sources[0], slots=slots, shard=_shard(shard), format=format, skip_bad=skip_bad,
-                                 on_items=advance)
+            scanned = scan_there(there, sources[0], slots=slots, shard=_shard(shard), every=every, format=format,
+                                 skip_bad=skip_bad, on_items=advance)
         result = scanned.fingerprint
         ui.note_source(scanned)
         if scanned.skips > len(scanned.skipped):
@@ -85,8 +89,10 @@ def command(
         total = len(source) if part is None else len(range(part[0], len(source), part[1]))
         with ui.progress(f"scanning {source.path}", total=total, unit="sequences") as advance:
             result = scan(source, slots=slots, shard=part, on_item=lambda rows, size: advance(1), skip_odd=skip_bad,
-                          groups=None if groups is None else _groups(groups, group_by))
+                          every=every, groups=None if groups is None else _groups(groups, group_by))
         ui.note_source(source)
+        if engine() != "numba":
+            ui.note("numba is not installed: the passes run on torch, many times slower (`pip install 'draftscope[fast]'`)")
     result.save(out)
     side = side_of(result)
     for part_of_story in fingerprint_story(side):

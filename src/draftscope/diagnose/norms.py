@@ -8,7 +8,7 @@ from draftscope.diagnose.case import Case, Selected, states_of
 from draftscope.findings import Norms, RowNorms, SlotNorms
 from draftscope.scan.accumulators import Counts
 from draftscope.scan.accumulators import Norms as Accumulated
-from draftscope.scan.scan import classes_of
+from draftscope.scan.tally import classes_of
 
 AT = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
 CLASSES = ("first", "sink", "prompt", "answer", "unknown")

@@ -13,7 +13,8 @@ from draftscope.faults.facts_unpaired import UnpairedFacts
 from draftscope.inspecting.depth import TokenTest
 from draftscope.inspecting.rows import row_figures
 from draftscope.scan.fingerprint import Fingerprint
-from draftscope.scan.scan import add_sequence, group_of
+from draftscope.scan.scan import group_of
+from draftscope.scan.tally import add_sequence
 
 if TYPE_CHECKING:
     from draftscope.diagnose.run import Examination

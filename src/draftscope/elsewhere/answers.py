@@ -132,14 +132,15 @@ class Scanned:
 
 
 def scan_there(host: Host, path: str, *, slots: int | None = None, shard: tuple[int, int] | None = None,
-               format: str | None = None, skip_bad: bool = False,
+               every: int | None = 1, format: str | None = None, skip_bad: bool = False,
                on_items: Callable[[int], None] = lambda items: None) -> Scanned:
     """`scan` of a path there; its origin is named `HOST:PATH`.
 
     Raises:
         DraftscopeError: as `scan`, or there is no answer.
     """
-    job = {"what": "scan", "paths": [path], "slots": slots, "shard": shard, "format": format, "skip_bad": skip_bad}
+    job = {"what": "scan", "paths": [path], "slots": slots, "shard": shard, "every": every, "format": format,
+           "skip_bad": skip_bad}
     frame: Frame | None = None
     for frame in run(host, job, on_items):
         if frame.kind != "answer":

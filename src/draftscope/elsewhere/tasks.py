@@ -48,7 +48,8 @@ def scan_one(job: dict[str, Any], advance: Callable[[], None]) -> tuple[dict[str
     """The fingerprint of a source, as its file."""
     source = open_source(Path(job["paths"][0]).expanduser(), job["format"], skip_bad=job["skip_bad"])
     shard = job["shard"] and (int(job["shard"][0]), int(job["shard"][1]))
-    result = scan(source, slots=job["slots"], shard=shard, on_item=lambda rows, size: advance(), skip_odd=job["skip_bad"])
+    result = scan(source, slots=job["slots"], shard=shard, every=job["every"], on_item=lambda rows, size: advance(),
+                  skip_odd=job["skip_bad"])
     handle, name = tempfile.mkstemp()
     os.close(handle)
     result.save(Path(name))

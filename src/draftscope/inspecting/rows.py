@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from draftscope.scan.scan import SINK
+from draftscope.scan.tally import SINK
 from draftscope.states.mapped import pieces, release
 
 BLOCK_VALUES = 2**24

@@ -16,6 +16,8 @@ from typing import Any, Protocol, Self
 import torch
 from torch import Tensor
 
+from draftscope.scan import kernels
+
 State = dict[str, Tensor]
 
 
@@ -179,6 +181,8 @@ class Norms:
 
 def row_norms(rows: Tensor) -> Tensor:
     """[..., H] to [...] float64. float32 suffices for the squares of narrow types, whose sums are then taken in float64."""
+    if kernels.fits(rows):
+        return kernels.squares(rows).sqrt()
     if rows.dtype in (torch.bfloat16, torch.float64):
         rows = rows.double()  # squares of bfloat16 can exceed float32
     return torch.linalg.vector_norm(rows.float() if rows.dtype == torch.float16 else rows, dim=-1, dtype=torch.float64)
@@ -275,11 +279,16 @@ class Outliers:
         if len(rows) == 0:
             return
         size = rows.float().abs()
-        bar = self.FACTOR * row_norms(rows) / rows.shape[1] ** 0.5
+        bar = self.bars(row_norms(rows), rows.shape[1])
         part = Outliers(rows.shape[1])
         part.count, part.largest = len(rows), size.amax(0)
         part.exceeds = (size.double() > bar[:, None]).sum(0)
         self.merge(part)
+
+    @classmethod
+    def bars(cls, norms: Tensor, width: int) -> Tensor:
+        """What a value exceeds to stand out of its row, by the rows' norms."""
+        return cls.FACTOR * norms / width**0.5
 
     def merge(self, other: Outliers) -> None:
         if other.count == 0:

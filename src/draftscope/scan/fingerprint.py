@@ -115,6 +115,8 @@ class Fingerprint:
         parts: the ordinary rows again, by natural group of sequences and by position.
         samples: by entry, some ordinary rows.
         grouped: what the groups are: `given`, `files`, or `runs` (of sequences, in the source's order).
+        every: of how many ordinary rows one is in `samples` and the cosines, by a hash of sequence and position; 1 = all are.
+            Several where fingerprints of different shares were merged.
     """
 
     entries: tuple[str, ...]
@@ -127,6 +129,7 @@ class Fingerprint:
     parts: dict[tuple[Kind, str], Part] = field(default_factory=dict)
     samples: dict[int, RowSample] = field(default_factory=dict)
     grouped: tuple[str, ...] = ()
+    every: tuple[int, ...] = (1,)
 
     @property
     def sequences(self) -> int:
@@ -202,7 +205,7 @@ class Fingerprint:
         return replace(
             self, cells=cells, origins=self.origins + other.origins, dtypes=tuple(sorted({*self.dtypes, *other.dtypes})),
             notes=tuple(dict.fromkeys((*self.notes, *other.notes, *renamed))), parts=parts, samples=samples,
-            grouped=tuple(sorted({*self.grouped, *other.grouped})),
+            grouped=tuple(sorted({*self.grouped, *other.grouped})), every=tuple(sorted({*self.every, *other.every})),
         )
 
     def save(self, path: Path) -> None:
@@ -224,7 +227,7 @@ class Fingerprint:
         header = {
             "schema": SCHEMA, "entries": self.entries, "last": self.last, "width": self.width, "dtypes": self.dtypes,
             "notes": self.notes, "origins": [vars(origin) for origin in self.origins],
-            "parts": list(self.parts), "grouped": self.grouped,
+            "parts": list(self.parts), "grouped": self.grouped, "every": self.every,
         }
         save_tensors(path, tensors, {"draftscope": json.dumps(header, ensure_ascii=False)})
 
@@ -257,6 +260,7 @@ def load_fingerprint(path: Place) -> Fingerprint:
             entries=tuple(map(str, header["entries"])), last=bool(header["last"]), width=int(header["width"]),
             origins=tuple(Origin(**origin) for origin in header["origins"]), dtypes=tuple(header["dtypes"]),
             notes=tuple(header["notes"]), grouped=tuple(map(str, header.get("grouped", ()))),
+            every=tuple(map(int, header.get("every", (1,)))),
         )
         groups: dict[tuple[int, RowClass, int], dict[str, Tensor]] = {}
         further: dict[str, Tensor] = {}

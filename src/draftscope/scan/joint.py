@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from draftscope.scan import kernels
 from draftscope.scan.accumulators import State, finite_rows
 
 SAMPLE = 256
@@ -19,6 +20,7 @@ COMPONENTS = 16
 _READ = 64
 """Channels that a row's key is made of."""
 _MULTIPLIER = -7046029254386353131  # odd, close to 2^64 / golden ratio; products wrap around
+_SHIFT = 29
 
 
 @dataclass
@@ -39,14 +41,14 @@ class Cosines:
         self.squares = torch.zeros(entries, entries, dtype=torch.float64)
 
     def update(self, rows: Tensor) -> None:
-        rows = rows[finite_rows(rows.flatten(1))].double()
-        size = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
-        usable = (size > 0).flatten(1).all(1)
-        unit = rows[usable] / size[usable]
-        if len(unit) == 0:
+        rows = rows[finite_rows(rows.flatten(1))]
+        self.update_found(cosines_of(rows[(rows != 0).any(-1).all(1)]))
+
+    def update_found(self, found: Tensor) -> None:
+        """The same from the cosines of rows, [N, L, L] float64, where they are known."""
+        if len(found) == 0:
             return
-        found = unit @ unit.transpose(1, 2)
-        part = Cosines(rows.shape[1])
+        part = Cosines(found.shape[1])
         part.count, part.mean = len(found), found.mean(0)
         part.squares = (found - part.mean).square().sum(0)
         self.merge(part)
@@ -80,6 +82,14 @@ class Cosines:
         return CosinesResult(self.count, self.mean.clone(), (self.squares / self.count).sqrt())
 
 
+def cosines_of(rows: Tensor) -> Tensor:
+    """Cosines between the entries of rows [N, L, H], finite and not zero: [N, L, L] float64."""
+    wide = rows.double()
+    table = wide @ wide.transpose(1, 2)
+    size = table.diagonal(dim1=1, dim2=2).sqrt()
+    return table / (size[:, :, None] * size[:, None])
+
+
 @dataclass
 class ComponentsResult:
     """Principal components of the rows in a sample; None with fewer than two.
@@ -110,18 +120,24 @@ class RowSample:
         self.rows = torch.zeros(0, 0)
 
     def update(self, rows: Tensor) -> None:
-        rows = rows[finite_rows(rows)]
+        self.update_finite(rows[finite_rows(rows)])
+
+    def update_finite(self, rows: Tensor) -> None:
+        """The same from rows known to be finite."""
         if len(rows) == 0:
             return
         keys = row_keys(rows)
         few = keys.argsort(stable=True)[: 4 * self.keep]
+        if len(self.keys) == self.keep:
+            few = few[keys[few] < self.keys[-1]]
         self._take(keys[few], rows[few].float())
 
     def merge(self, other: RowSample) -> None:
-        if len(other.keys):
-            self._take(other.keys, other.rows)
+        self._take(other.keys, other.rows)
 
     def _take(self, keys: Tensor, rows: Tensor) -> None:
+        if len(keys) == 0:
+            return
         if len(self.keys):
             if self.rows.shape[1] != rows.shape[1]:
                 raise ValueError(f"rows of width {self.rows.shape[1]} and {rows.shape[1]} do not go together")
@@ -157,8 +173,11 @@ def row_keys(rows: Tensor) -> Tensor:
     """[N] int64 of rows [N, H]: the same for equal values, whatever the dtype; made of some channels, evenly spread."""
     channels = torch.linspace(0, rows.shape[1] - 1, min(_READ, rows.shape[1])).long()
     bits = (rows[:, channels].float() + 0.0).view(torch.int32).long()  # + 0.0: minus zero is zero
+    mixed = kernels.mixed(bits, _MULTIPLIER, _SHIFT)
+    if mixed is not None:
+        return mixed
     key = torch.zeros(len(rows), dtype=torch.int64)
     for column in bits.unbind(1):
         key = (key ^ column) * _MULTIPLIER
-        key = key ^ (key >> 29)
+        key = key ^ (key >> _SHIFT)
     return key

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
 from itertools import islice
 
@@ -10,26 +9,16 @@ import torch
 from torch import Tensor
 
 from draftscope.errors import DraftscopeError, UsageError
-from draftscope.scan.accumulators import row_norms
-from draftscope.scan.fingerprint import CLASSES, ORDINARY, Fingerprint, Kind, Origin, Part, RowClass, Statistics
-from draftscope.scan.joint import Cosines, RowSample
+from draftscope.scan.fingerprint import Fingerprint, Origin
+from draftscope.scan.tally import Tally, share_of
 from draftscope.states.types import Sample, Skipped, Source, Trace
 
-SINK = 10.0  # times the sequence's median norm in the slot
-POSITIONS = (1, 16, 64, 256, 1024, 4096)
-"""Where the ranges of positions begin."""
 RUNS = 8
-MOST_GROUPS = 64
-
-
-def half_of(name: str) -> int:
-    """Which half of the sequences a sequence belongs to, by its name alone."""
-    return hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=1).digest()[0] & 1
 
 
 def scan(
     source: Source, *, slots: int | None = None, shard: tuple[int, int] | None = None, skip_odd: bool = False,
-    groups: Mapping[int, str] | None = None, on_item: Callable[[int, int], None] | None = None,
+    groups: Mapping[int, str] | None = None, every: int | None = 1, on_item: Callable[[int, int], None] | None = None,
 ) -> Fingerprint:
     """Statistics of all accepted rows of a source.
 
@@ -39,24 +28,31 @@ def scan(
         shard: (i, n): only every n-th sequence, from the i-th on; all n merge into the fingerprint of the whole.
         skip_odd: pass over sequences of another layout than the first, and count them, instead of raising.
         groups: natural group (source, domain, prompt kind) of a sample, by its file's own number (its input line).
+        every: of how many ordinary rows one goes into what needs whole rows (samples, cosines), by a hash of the sequence's name
+            and the position; None = by the number of sequences (`share_of`).
         on_item: called after each sequence with its rows and bytes.
 
     Raises:
         DraftscopeError: nothing readable, or sequences of different layouts.
-        UsageError: a shard outside 0 .. n-1.
+        UsageError: a shard outside 0 .. n-1, or a share below one row of one.
     """
+    if every is not None and every < 1:
+        raise UsageError(f"one row of every {every}", remedy="Say 1 for all rows, or more")
     if shard is not None and not 0 <= shard[0] < shard[1]:
         raise UsageError(f"shard {shard[0]} of {shard[1]}", remedy="Shards are numbered from 0 to n - 1")
     result: Fingerprint | None = None
+    tally: Tally | None = None
     sequences = rows = 0
     dtypes: set[str] = set()
     notes: dict[str, None] = {}
     first, step = (0, 1) if shard is None else shard
     total, groupings = len(source), set[str]()
+    every = share_of(total) if every is None else every
     for number, item in enumerate(source if shard is None else islice(source, first, None, step)):
         states, answer, names, last = entries_of(item, slots, notes)
-        if result is None:
+        if result is None or tally is None:
             result = Fingerprint(names, last, int(states.shape[2]))
+            tally = Tally(result, every)
         elif (len(result.entries), result.last, result.width) != (len(names), last, states.shape[2]):
             if skip_odd:
                 why = f"rows of {len(names)} x {states.shape[2]}, not {len(result.entries)} x {result.width}"
@@ -72,12 +68,15 @@ def scan(
         grouped, group = group_of(item.name, first + number * step, total, str(source.path),
                                   None if groups is None else groups.get(getattr(item, "index", -1)))
         groupings.add(grouped)
-        add_sequence(result, item.name, states, answer, group)
+        tally.add(item.name, states, answer, group)
         if on_item is not None:
             on_item(len(states), states.nbytes)
-    if result is None:
+    if result is None or tally is None:
         why = f" ({source.skipped[0].path}: {source.skipped[0].why})" if source.skipped else ""
         raise DraftscopeError(f"holds no readable sequence{why}", where=str(source.path))
+    tally.close()
+    if every > 1:
+        notes[f"samples and cosines are of one ordinary row in {every}"] = None
     part = "" if shard is None else f"{shard[0]} of {shard[1]}"
     skipped = len({skip.path for skip in source.skipped})
     result.origins = (Origin(str(source.path), source.format, source.kind, sequences, rows, skipped, part),)
@@ -128,73 +127,3 @@ def group_of(name: str, position: int, total: int, path: str, given: str | None 
     if name.endswith("]") and "[" in name:
         return "files", f"{path}: {name[: name.rindex('[')]}"
     return "runs", f"{path}: run {min(position * RUNS // max(total, 1), RUNS - 1) + 1} of {RUNS}"
-
-
-def add_sequence(
-    fingerprint: Fingerprint, name: str, states: Tensor, answer: Tensor | None, group: str = ""
-) -> None:
-    """Add the rows of one sequence, states [T, L, Ht] and answer [T], to the cells and parts that they belong to."""
-    half = half_of(name)
-    parts: dict[tuple[Kind, str], Part] = {}
-    ordinary = torch.ones(len(states), dtype=torch.bool)
-    ranges = _ranges(len(states))
-    for entry in range(states.shape[1]):
-        rows = states[:, entry]
-        by_class = dict(zip(CLASSES, classes_of(rows, answer), strict=True))
-        for row_class, chosen in by_class.items():
-            if not bool(chosen.any()):
-                continue
-            total = Statistics()
-            for at, span in ranges.items() if row_class in ORDINARY else [("", slice(None))]:
-                if not bool(chosen[span].any()):
-                    continue
-                piece = Statistics()
-                piece.update(rows[span][chosen[span]])
-                total.merge(piece)
-                if at:
-                    parts.setdefault(("position", at), Part()).cells[entry, row_class] = piece
-            fingerprint.cells.setdefault((entry, row_class, half), Statistics()).merge(total)
-            if row_class in ORDINARY:
-                parts.setdefault(("group", group), Part()).cells[entry, row_class] = total
-        usual = by_class["answer"] | by_class["other"]
-        ordinary &= usual
-        fingerprint.samples.setdefault(entry, RowSample()).update(rows[usual])
-    for at, span in ranges.items():
-        piece_ = Cosines(states.shape[1])
-        piece_.update(states[span][ordinary[span]])
-        for key in (("position", at), ("group", group)):
-            if key in parts:
-                parts[key].cosines.merge(piece_)
-    for (kind, called), part in parts.items():
-        new = (kind, called) not in fingerprint.parts
-        if new and kind == "group" and len(fingerprint.of_kind("group")) >= MOST_GROUPS:
-            called = "others"
-        fingerprint.parts.setdefault((kind, called), Part()).merge(part)
-
-
-def _ranges(rows: int) -> dict[str, slice]:
-    """Ranges of positions by name, those that a sequence of so many rows reaches; the first row is in none."""
-    ends = (*POSITIONS[1:], None)
-    return {
-        f"{start} to {end - 1}" if end else f"{start} on": slice(start, end)
-        for start, end in zip(POSITIONS, ends, strict=True) if start < rows
-    }
-
-
-def classes_of(rows: Tensor, answer: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """First token, sinks, answer rows, other rows of one sequence [T, H]: four [T] bool that exclude each other.
-
-    Rows that are not finite are in the class that they would be in without their values.
-    """
-    norms = row_norms(rows)
-    usable = norms[norms.isfinite() & (norms > 0)]
-    bar = SINK * usable.median() if len(usable) else torch.tensor(torch.inf, dtype=torch.float64)
-    first = torch.zeros(len(rows), dtype=torch.bool)
-    first[:1] = True
-    sink = (norms > bar) & norms.isfinite() & ~first
-    rest = ~first & ~sink
-    answered = torch.zeros_like(first) if answer is None else answer
-    return first, sink, rest & answered, rest & ~answered
-
-
-__all__ = ["RowClass", "add_sequence", "classes_of", "entries_of", "group_of", "half_of", "scan"]
