@@ -150,7 +150,7 @@ def _slot_rows(slot: int, held: Slot, gathered: Rowwise) -> SlotRows:
         example = f"{gathered.names[number]}, row {zeros[0]}"
     return SlotRows(
         slot, held.wanted, dict(held.kinds), dict(held.verify), dict(held.places), held.later, dict(held.offsets), held.steps,
-        held.last_step if len(held.displaced) > 1 else 0, held.beside, held.whole,
+        gathered.of_step_before(held), held.beside, held.whole,
         gathered.shard(held) or gathered.turned(held), example,
     )
 
