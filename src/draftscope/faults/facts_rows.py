@@ -70,6 +70,24 @@ class Blocks:
 
 
 @dataclass(frozen=True, slots=True)
+class Share:
+    """A slot short of what some tensor-parallel ranks gave to its layer's MLP: taken before their outputs were summed.
+
+    Attributes:
+        wanted: the boundary that the slot should hold. rank: whose part of `ranks` is there, counted from 0.
+        rows: looked at. plain: median relative error against the whole stream; error: against that rank's part of it.
+    """
+
+    slot: int
+    wanted: int
+    ranks: int
+    rank: int
+    rows: int
+    plain: float
+    error: float
+
+
+@dataclass(frozen=True, slots=True)
 class Counted:
     """Files that hold another number of state rows than of tokens.
 
@@ -130,6 +148,7 @@ class RowFacts:
     Attributes:
         slots: of the slots whose rows are of several kinds.
         blocks: of the slots whose channels are.
+        shares: slots that hold one rank's part of a sum.
         identical: slots that hold one and the same state, bit for bit, in nine rows of ten.
         places: boundary that each slot was placed at, None = unplaced or not placed.
         interleaved: median relative error of the slots read with axes [Ht, S] in place of [S, Ht]; None = not tried.
@@ -144,6 +163,7 @@ class RowFacts:
 
     slots: list[SlotRows] = field(default_factory=list)
     blocks: list[Blocks] = field(default_factory=list)
+    shares: list[Share] = field(default_factory=list)
     identical: tuple[int, ...] = ()
     places: tuple[int | None, ...] = ()
     interleaved: float | None = None
