@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from draftscope.compare.within import Repeat
+
 Cause = Literal["req-mix", "graph-capture", "capture-alias", "parallel-shard", "schema-width"]
 
 RIGHT, ZEROS, PADDING, OTHER_PLACE = "right", "zeros", "padding", "another place"
@@ -152,7 +154,7 @@ class RowFacts:
         identical: slots that hold one and the same state, bit for bit, in nine rows of ten.
         places: boundary that each slot was placed at, None = unplaced or not placed.
         interleaved: median relative error of the slots read with axes [Ht, S] in place of [S, Ht]; None = not tried.
-        repeats: rows of a slot that unlike tokens share bit for bit: (slot, rows, of them zeros, rows of verify steps, example).
+        repeats: by slot, rows that unlike tokens share bit for bit.
         rows, verify_rows: rows looked at for repeats, and those of verify steps.
         prefix_rows, prefix_differ: rows of two requests with the same tokens so far, and those whose states differ.
         chained, broken: rows whose `verified_ids` could be held against the next token, and those that differ.
@@ -167,7 +169,7 @@ class RowFacts:
     identical: tuple[int, ...] = ()
     places: tuple[int | None, ...] = ()
     interleaved: float | None = None
-    repeats: list[tuple[int, int, int, int, str]] = field(default_factory=list)
+    repeats: list[Repeat] = field(default_factory=list)
     rows: int = 0
     verify_rows: int = 0
     prefix_rows: int = 0
