@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -15,14 +17,17 @@ from torch import Tensor
 
 from draftscope.diagnose.case import Inputs, _head
 from draftscope.diagnose.likeness import Recorded, likeness
-from draftscope.diagnose.run import diagnose
+from draftscope.diagnose.run import Examination, diagnose
 from draftscope.diagnose.shape import by_context
+from draftscope.diagnose.verdict import Judged, _weigh
+from draftscope.eagle3.acceptance import Likelihood
 from draftscope.eagle3.checkpoint import build_draft
 from draftscope.eagle3.drafter import Drafter
 from draftscope.eagle3.habits import Shared, new_drafter
 from draftscope.eagle3.model import Draft
-from draftscope.eagle3.reading import Runtime
+from draftscope.eagle3.reading import Reading, Runtime
 from draftscope.eagle3.replay import replay
+from draftscope.eagle3.replayed import Outcome, Replay, Replayed
 from draftscope.eagle3.sampling import Sampling
 from draftscope.eagle3.tree import TreeShape
 from draftscope.engines.counted import Counters
@@ -34,7 +39,7 @@ from draftscope.faults.measurements import GateFacts, Measurements, RungFacts
 from draftscope.faults.plant import Plant
 from draftscope.faults.rig import Rig
 from draftscope.faults.runtimes import runs_otherwise
-from draftscope.findings import Diagnosis
+from draftscope.findings import Diagnosis, Effect
 
 HEALTHY = Plant.healthy((2, 4, 5))
 
@@ -381,3 +386,34 @@ def test_counts_are_pooled_by_the_position_that_their_round_starts_from() -> Non
     accepted = torch.cat([s.steps.accepted for s in sequences if s.steps is not None])
     assert facts.beyond.length == pytest.approx(1 + float(accepted[starts >= 12].double().mean()))
     assert facts.within.rounds + facts.beyond.rounds == sum(one.rounds for one in facts.stretches) == len(starts)
+
+
+# -- what an engine does against what the draft likes ------------------------------------------------------------------------
+
+
+def walked(accepted: list[list[int]]) -> Replay:
+    """A replay of own text in which walks accepted so many tokens, sequence by sequence."""
+    def one(i: int, lead: list[int]) -> Replayed:
+        rows = np.arange(len(lead))
+        outcome = Outcome(rows, np.array(lead), np.full(len(lead), K), K)
+        return Replayed(f"hs_{i}", "own", 1.0, len(lead), "pre", outcome, outcome, None, Likelihood())
+    return Replay(K, [one(i, lead) for i, lead in enumerate(accepted)])
+
+
+def examined(better: bool | None) -> Examination:
+    """An engine that runs drafted steps one position too high; on its training states the draft does better so, or does not."""
+    likes, dislikes = walked([[2, 2, 3]] * 12), walked([[1, 1, 2]] * 12)
+    by_ahead = {1: likes if better else dislikes, 0: dislikes if better else likes}
+    ladder = SimpleNamespace(case=SimpleNamespace(train=None if better is None else True, heldout=None),
+                             trained=lambda repair: by_ahead[repair.reading.runtime.ahead])
+    return SimpleNamespace(m=Measurements(), ladder=ladder, as_read=Reading(runtime=Runtime(ahead=1)),  # type: ignore[return-value]
+                           case=SimpleNamespace(inputs=SimpleNamespace(seed=0)))
+
+
+@pytest.mark.parametrize(("better", "strength"), [(False, "proven"), (True, "suspected"), (None, "suspected")])
+def test_an_engine_that_a_draft_likes_is_only_right_if_the_draft_was_trained_so(better: bool | None, strength: str) -> None:
+    trial = Tried(("ahead=+1",), ("pos-id",), ("runs draft steps one too high",), (("ahead",),), EXACT, PASSED)
+    (found,) = fault("pos-id").recognise(Measurements(gate=PASSED, runtime=RuntimeFacts(OFF, tried=9, explains=[trial])))
+    worse = Effect(k=K, length_now=3.2, length_if_fixed=3.0, gain=-0.2, gain_interval=(-0.3, -0.1))
+    _weigh(Judged(found, worse), examined(better))
+    assert (found.strength, len(found.caveats)) == (strength, 1)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from draftscope.diagnose.confidence import confidence_of
-from draftscope.diagnose.effects import STRENGTH, Costs, loss, mending
+from draftscope.diagnose.effects import STRENGTH, Costs, loss, mending, trained_so
 from draftscope.diagnose.norms import measure_norms
 from draftscope.diagnose.power import NOTICEABLE, UNPAIRED, paired, power_of
 from draftscope.diagnose.reference import explained
@@ -56,7 +56,7 @@ def conclude(examination: Examination, judged: list[Judged], found: Costs | None
     """The diagnosis as the contract has it."""
     m, rungs = examination.m, examination.rungs
     for j in judged:
-        _weigh(j, m)
+        _weigh(j, examination)
     ranked = rank(judged)
     caveats = _caveats(examination, found)
     findings = [
@@ -114,16 +114,19 @@ def _in_order(repair: list[Mended], rungs: dict[str, Rung]) -> list[str]:
     return [f"mend in this order, accept length by replay {begin}to: {steps}; then measure again"]
 
 
-def _weigh(judged: Judged, m: Measurements) -> None:
+def _weigh(judged: Judged, examination: Examination) -> None:
     """What a slot should hold is known from training states; a configuration only claims it.
 
     Against a claim alone, states prove a departure from the claim, not a fault: it is `supported` until the replay of the states
     as claimed is better beyond its interval.
     """
-    suspicion, effect = judged.suspicion, judged.effect
+    suspicion, effect, m = judged.suspicion, judged.effect, examination.m
     by_slot = suspicion.fault in BY_SLOT and not suspicion.runtime
     if misrecorded(m) and by_slot and suspicion.side == "serve":
         _blame_the_recording(suspicion)
+        return
+    if _worsens(effect) and suspicion.runtime and suspicion.undo is not None and examination.ladder is not None:
+        _of_the_runtime(judged, trained_so(examination.ladder, suspicion.undo, examination.as_read, examination.case.inputs.seed))
         return
     if _worsens(effect) and (not by_slot or m.reference_from != TRAINED):
         _not_the_cost(judged)
@@ -156,6 +159,23 @@ def _blame_the_recording(suspicion: Suspicion) -> None:
     )
     suspicion.fix = Fix(says="Mend what records fc_input (order of slots, row against row) and capture again: the engine itself "
                         "was fed rightly.")
+
+
+def _of_the_runtime(judged: Judged, trained: bool | None) -> None:
+    """What the engine does is known from its own rounds; that it departs from the training is not, where the draft likes it."""
+    suspicion, effect = judged.suspicion, judged.effect
+    assert effect is not None
+    cost = (f"undone, accept length is {effect.length_if_fixed or 0:.2f} in place of {effect.length_now or 0:.2f} on these "
+            "requests")
+    if trained is None:
+        suspicion.strength = "suspected"
+        suspicion.caveats.append(f"{cost}: the draft may have been trained so; training states (--train) tell")
+    elif trained:
+        suspicion.strength = "suspected"
+        suspicion.caveats.append(f"{cost}, and the draft does better so on its training states, too: it was trained so, and the "
+                                 "engine does as it should")
+    else:
+        suspicion.caveats.append(f"{cost}: it costs nothing here; on its training states the draft does not do better so")
 
 
 def _not_the_cost(judged: Judged) -> None:

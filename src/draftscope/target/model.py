@@ -128,7 +128,7 @@ class Target:
         streams, partials = self._needed(taps)
         run = self.run(ids, streams, partials, cache=cache, rows=rows, branches=branches)
         last = run.streams[self.layers]
-        found = [_pick(tap, run) for tap in taps]
+        found = [self._first_share(tap, run) if tap.ranks else _pick(tap, run) for tap in taps]
         return Forward(torch.stack(found, -2) if found else last.new_empty(*last.shape[:2], 0, self.width), last, run.post)
 
     def run(
@@ -144,6 +144,45 @@ class Target:
                              "cache": cache, "use_cache": True}
             post: Tensor = self._body(ids.to(self.device), **arguments).last_hidden_state
         return Run(held, between, post)
+
+    def shares(self, boundary: int, partial: Tensor, ranks: int) -> Tensor | None:
+        """What each of `ranks` tensor-parallel ranks gives to the MLP of layer `boundary` - 1, before their sum.
+
+        A rank holds an n-th of the MLP's inner channels, and the last projection's columns that read them.
+
+        Args:
+            partial: [..., Ht], the stream between attention and MLP there.
+
+        Returns:
+            [..., ranks, Ht]; None where the MLP has no one last projection (experts, packed weights), or no such parts.
+        """
+        layer = self._layers[boundary - 1]
+        mlp = next((child for name, child in layer.named_children() if name in MLPS), None)
+        down = getattr(mlp, "down_proj", None)
+        if not isinstance(down, nn.Linear) or mlp is None or down.in_features % ranks:
+            return None
+        entered: list[Tensor] = []
+        before = getattr(layer, self.family.mlp_input)
+        handle = down.register_forward_pre_hook(lambda module, args: entered.append(args[0]))
+        try:
+            with torch.no_grad():
+                mlp(partial if before is mlp else before(partial))
+        finally:
+            handle.remove()
+        with torch.no_grad():
+            each = [nn.functional.linear(part, weight) for part, weight in
+                    zip(entered[0].chunk(ranks, -1), down.weight.chunk(ranks, -1), strict=True)]
+        if down.bias is not None:
+            each[0] = each[0] + down.bias.detach()
+        return torch.stack(each, -2)
+
+    def _first_share(self, tap: Boundary, run: Run) -> Tensor:
+        partial = run.partials[tap.index]
+        found = self.shares(tap.index, partial, tap.ranks)
+        if found is None:
+            raise UsageError(f"the MLP of layer {tap.index - 1} is not one that {tap.ranks} ranks share here",
+                             remedy="Take whole streams, or another number of ranks")
+        return partial + found[..., 0, :]
 
     def check_taps(self, taps: Sequence[Boundary]) -> None:
         """Raise UsageError if a tap is not one of the target's."""
