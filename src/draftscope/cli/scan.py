@@ -53,8 +53,8 @@ def command(
     ui = setup(quiet, threads, json=json)
     from draftscope.compare.statistics import side_of
     from draftscope.report.comparison import fingerprint_story
+    from draftscope.scan.core import engine_of
     from draftscope.scan.fingerprint import is_fingerprint, load_fingerprint
-    from draftscope.scan.kernels import engine
     from draftscope.scan.scan import scan
     from draftscope.states.opening import open_source
     from draftscope.states.places import place
@@ -91,7 +91,7 @@ def command(
             result = scan(source, slots=slots, shard=part, on_item=lambda rows, size: advance(1), skip_odd=skip_bad,
                           every=every, groups=None if groups is None else _groups(groups, group_by))
         ui.note_source(source)
-        if engine() != "numba":
+        if engine_of().name != "numba":
             ui.note("numba is not installed: the passes run on torch, many times slower (`pip install 'draftscope[fast]'`)")
     result.save(out)
     side = side_of(result)

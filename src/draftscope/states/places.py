@@ -105,6 +105,12 @@ class Remote:
             raise FileNotFoundError(2, "No such file", self._shown)
         return int(self._info.get("size") or 0)
 
+    def tag(self) -> str:
+        """What the store says of this version of the file (its ETag, else when it was changed); empty where it says nothing."""
+        self._type()
+        held = self._info or {}
+        return next((str(held[key]) for key in ("ETag", "etag", "LastModified", "mtime", "created") if held.get(key)), "")
+
     def _type(self) -> str:
         if self._info is None:
             try:
