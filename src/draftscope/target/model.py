@@ -18,9 +18,8 @@ from draftscope.states.tensorfile import read_json
 from draftscope.target.cache import Branches, RaggedCache
 from draftscope.target.families import family_of, lacks_cache
 from draftscope.target.parts import TargetParts, assemble, read_config, tensor_files, text_prefix
+from draftscope.target.ranks import MLPS, shares
 from draftscope.target.sizes import check_model, check_sizes, read_shapes
-
-MLPS = ("mlp", "block_sparse_moe", "feed_forward")
 
 
 @dataclass(slots=True)
@@ -146,35 +145,8 @@ class Target:
         return Run(held, between, post)
 
     def shares(self, boundary: int, partial: Tensor, ranks: int) -> Tensor | None:
-        """What each of `ranks` tensor-parallel ranks gives to the MLP of layer `boundary` - 1, before their sum.
-
-        A rank holds an n-th of the MLP's inner channels, and the last projection's columns that read them.
-
-        Args:
-            partial: [..., Ht], the stream between attention and MLP there.
-
-        Returns:
-            [..., ranks, Ht]; None where the MLP has no one last projection (experts, packed weights), or no such parts.
-        """
-        layer = self._layers[boundary - 1]
-        mlp = next((child for name, child in layer.named_children() if name in MLPS), None)
-        down = getattr(mlp, "down_proj", None)
-        if not isinstance(down, nn.Linear) or mlp is None or down.in_features % ranks:
-            return None
-        entered: list[Tensor] = []
-        before = getattr(layer, self.family.mlp_input)
-        handle = down.register_forward_pre_hook(lambda module, args: entered.append(args[0]))
-        try:
-            with torch.no_grad():
-                mlp(partial if before is mlp else before(partial))
-        finally:
-            handle.remove()
-        with torch.no_grad():
-            each = [nn.functional.linear(part, weight) for part, weight in
-                    zip(entered[0].chunk(ranks, -1), down.weight.chunk(ranks, -1), strict=True)]
-        if down.bias is not None:
-            each[0] = each[0] + down.bias.detach()
-        return torch.stack(each, -2)
+        """`ranks.shares` of layer `boundary` - 1, of the stream between its attention and MLP [..., Ht]."""
+        return shares(self._layers[boundary - 1], self.family.mlp_input, partial, ranks)
 
     def _first_share(self, tap: Boundary, run: Run) -> Tensor:
         partial = run.partials[tap.index]
