@@ -217,7 +217,7 @@ def test_two_at_once_are_both_named() -> None:
 SAMPLED = SamplerFacts(
     temperature=1.0, doubted=None, drafts=600, best=0.5, kept=0.65, expected_rejection=0.65, expected_equality=0.4,
     for_rejection=-200.0, for_equality=-300.0, impossible=0, overlap=0.66, draft_temperature=1.0, temperature_gain=0.0,
-    length=2.3, length_rejection=2.3, length_overlap=2.35)
+    over_chance=900.0, length=2.3, length_rejection=2.3, length_overlap=2.35)
 STRICT = replace(SAMPLED, kept=0.4, for_rejection=-900.0, for_equality=-350.0, impossible=80, length=1.6)
 
 
@@ -225,6 +225,7 @@ STRICT = replace(SAMPLED, kept=0.4, for_rejection=-900.0, for_equality=-350.0, i
     (SAMPLED, None), (STRICT, "proven"), (replace(STRICT, doubted=0.7), None), (replace(STRICT, kept=0.55), None),
     (replace(SAMPLED, best=1.0, kept=0.55, length=2.0), "supported"), (replace(SAMPLED, best=1.0, length=2.3), None),
     (replace(SAMPLED, draft_temperature=0.5, temperature_gain=90.0), "supported"),
+    (replace(SAMPLED, draft_temperature=3.3, temperature_gain=90.0, over_chance=-40.0), None),  # another head's, at any
 ])
 def test_what_stood_tells_the_rule(facts: SamplerFacts, strength: str | None) -> None:
     found = fault("sampler").recognise(Measurements(sampler=facts))
@@ -271,6 +272,14 @@ def test_without_draft_states_nothing_else_is_proven(rig: Rig, tmp_path: Path, w
 def test_drawn_drafts_of_a_right_engine_raise_no_alarm(rig: Rig, tmp_path: Path) -> None:
     found = examine(rig, replace(HEALTHY, sampling=Sampling(1.0, draft="probabilistic")), tmp_path)
     assert (found.findings, found.verdict) == ([], "clean"), found.next
+
+
+@pytest.mark.parametrize("warm", [0.35, 1.7, 3.0])
+def test_drafts_at_another_temperature_are_not_proven_another_heads(rig: Rig, tmp_path: Path, warm: float) -> None:
+    """Far above the request's they are seldom the draft's best, as those of another head."""
+    found = examine(rig, replace(HEALTHY, sampling=Sampling(1.0, draft="probabilistic", draft_temperature=warm)), tmp_path)
+    assert found.findings[0].fault == "sampler"
+    assert {f.fault for f in found.findings if f.strength == "proven"} <= {"sampler"}
 
 
 def test_drawn_drafts_do_not_hide_a_wrong_state(rig: Rig, tmp_path: Path) -> None:
