@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 BY_SLOT = frozenset({"layer-set", "layer-offset", "residual-missing", "scale-mult", "token-shift", "final-norm",
                      "rotated-space"})
+LOADED = frozenset({"weight-missing", "vocab-map", "tied-head", "quant-inherit", "config-flag"})
+"""Of what an engine has loaded: proven on the serving side, it is why replay as read is not what the engine did."""
 SOUND = 0.9
 """Share of a slot's rows that must match for it to be right."""
 SPANS = {
@@ -304,7 +306,8 @@ def _open_questions(examination: Examination, findings: list[Finding]) -> list[s
                else "the draft could not be replayed" if recorded else "record verify steps in the capture")
         )
     elif not m.gate.passed and not any(gate.passed for gate in m.gate_with.values()) and not (
-        _other_map(m) or misrecorded(m)
+        _other_map(m) or misrecorded(m) or any(
+            f.fault in LOADED and f.strength == "proven" and not f.where[0].startswith("train:") for f in findings if f.where)
     ):
         questions.append(
             f"replay gives the recorded counts in only {m.gate.share:.1%} of {m.gate.steps} steps and no known runtime fault "

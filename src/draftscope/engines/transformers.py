@@ -7,7 +7,6 @@ request's tail, never its middle.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from draftscope.eagle3.generate import Rows
 from draftscope.eagle3.generated import Generated
 from draftscope.eagle3.tree import TreeShape
 from draftscope.states.capture import write_trace
+from draftscope.states.leftover import sweep_up, temporary
 from draftscope.states.types import Trace
 
 _HEADER = 4096  # bytes kept free per file for its header and metadata
@@ -82,14 +82,15 @@ class Capture:
         self._spent = 0  # bytes written, and those of recordings in progress
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            sweep_up(folder)
             if (folder / "capture.json").exists() or any(folder.glob("*.safetensors")):
                 self._stop("it holds a capture already; choose another folder")
                 return
             text = json.dumps(describe, indent=2) + "\n"
             self._spent = len(text.encode())
-            temporary = folder / f".capture.json.{os.getpid()}.tmp"
-            temporary.write_text(text)
-            temporary.replace(folder / "capture.json")
+            part = temporary(folder / "capture.json")
+            part.write_text(text)
+            part.replace(folder / "capture.json")
         except OSError as error:
             self._stop(error.strerror or str(error))
 

@@ -21,6 +21,7 @@ from draftscope.scan.joint import Cosines, RowSample
 from draftscope.scan.kept import KeptSequences
 from draftscope.scan.packing import ABOUT, checksum, packed, unpacked
 from draftscope.scan.statistics import CLASSES, HALVES, KINDS, ORDINARY, Kind, Part, RowClass, Shape, Statistics
+from draftscope.states.leftover import sweep_up
 from draftscope.states.places import Place
 from draftscope.states.tensorfile import TensorFile, parse_json, save_tensors
 
@@ -258,6 +259,7 @@ class Fingerprint:
             "odd": {kind: asdict(odd) for kind, odd in self.odd.items()},
             "estimated": [asdict(one) for one in self.estimated], "about": ABOUT,
         }, ensure_ascii=False)
+        sweep_up(path.absolute().parent, path.name)
         save_tensors(path, tensors, {"draftscope": header, "checksum": checksum(header, tensors)})
 
 
