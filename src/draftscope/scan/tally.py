@@ -23,8 +23,9 @@ from torch import Tensor
 
 from draftscope.scan.accumulators import row_norms
 from draftscope.scan.core import CELLS, RANGES, SINK, Engine, Store, cells_of, class_of, engine_of, name_of
-from draftscope.scan.fingerprint import ORDINARY, Fingerprint, Part, Statistics
+from draftscope.scan.fingerprint import ORDINARY, Fingerprint, Part
 from draftscope.scan.rich import Rich
+from draftscope.scan.statistics import Kind, merge_into
 from draftscope.states.mapped import release
 
 __all__ = ["SINK", "Tally", "add_sequence", "classes_of", "half_of"]
@@ -199,10 +200,11 @@ class Tally:
         for (_, half), store in sorted(self._held.pop(group).items()):
             for entry, cell, found in store.results():
                 row_class, at = class_of(cell)
-                made.cells.setdefault((entry, row_class, half), Statistics()).merge(found)
+                merge_into(made.cells, (entry, row_class, half), found)
                 if row_class in ORDINARY:
-                    for part in (("position", name_of(at)), ("group", group)):
-                        made.parts.setdefault(part, Part()).cells.setdefault((entry, row_class), Statistics()).merge(found)
+                    names: tuple[tuple[Kind, str], ...] = (("position", name_of(at)), ("group", group))
+                    for part in names:
+                        merge_into(made.parts.setdefault(part, Part()).cells, (entry, row_class), found)
 
     @contextmanager
     def _quiet(self) -> Iterator[None]:
