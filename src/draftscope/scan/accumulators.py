@@ -138,17 +138,15 @@ class Norms:
         self.merge(part)
 
     def merge(self, other: Norms) -> None:
-        self.histogram = self.histogram + other.histogram
-        a, b = self.moments, other.moments
-        count = a[2] + b[2]
-        delta = b[3] - a[3]
-        share = b[2] / count.clamp_min(1)
-        self.moments = torch.stack([
-            a[0] + b[0], a[1] + b[1], count, a[3] + delta * share, a[4] + b[4] + delta.square() * a[2] * share,
-        ])
-        self.extremes = torch.stack([
-            torch.minimum(self.extremes[0], other.extremes[0]), torch.maximum(self.extremes[1], other.extremes[1])
-        ])
+        self.histogram += other.histogram
+        a, b = self.moments.tolist(), other.moments.tolist()
+        count, delta = a[2] + b[2], b[3] - a[3]
+        share = b[2] / max(count, 1)
+        self.moments = torch.tensor([
+            a[0] + b[0], a[1] + b[1], count, a[3] + delta * share, a[4] + b[4] + delta * delta * a[2] * share,
+        ], dtype=torch.float64)
+        (low, high), (other_low, other_high) = self.extremes.tolist(), other.extremes.tolist()
+        self.extremes = torch.tensor([min(low, other_low), max(high, other_high)], dtype=torch.float64)
 
     def state(self) -> State:
         return {"histogram": self.histogram, "moments": self.moments, "extremes": self.extremes}
@@ -218,8 +216,8 @@ class Moments:
         count = self.count + other.count
         delta = other.mean - self.mean
         share = other.count / count
-        self.mean = self.mean + delta * share
-        self.squares = self.squares + other.squares + delta.square() * (self.count * share)
+        self.mean = torch.add(self.mean, delta, alpha=share)
+        self.squares = (self.squares + other.squares).addcmul_(delta, delta, value=self.count * share)
         self.count = count
 
     def state(self) -> State:

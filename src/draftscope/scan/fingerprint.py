@@ -20,7 +20,7 @@ from draftscope.scan.inputs import Inputs
 from draftscope.scan.joint import Cosines, RowSample
 from draftscope.scan.kept import KeptSequences
 from draftscope.scan.packing import ABOUT, checksum, packed, unpacked
-from draftscope.scan.statistics import CLASSES, HALVES, KINDS, ORDINARY, Kind, Part, RowClass, Shape, Statistics
+from draftscope.scan.statistics import CLASSES, HALVES, KINDS, ORDINARY, Kind, Part, RowClass, Shape, Statistics, merge_into
 from draftscope.states.leftover import sweep_up
 from draftscope.states.places import Place
 from draftscope.states.tensorfile import TensorFile, parse_json, save_tensors
@@ -223,7 +223,7 @@ class Fingerprint:
                                   remedy="Merge each shard once")
         self.inputs.merge(other.inputs)
         for key, cell in other.cells.items():
-            self.cells.setdefault(key, Statistics()).merge(cell)
+            merge_into(self.cells, key, cell)
         for name, part in other.parts.items():
             self.parts.setdefault(name, Part()).merge(part)
         for entry, sample in other.samples.items():

@@ -8,7 +8,6 @@ import queue
 import sys
 import threading
 from collections.abc import Generator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +19,8 @@ from draftscope.states.folder import FileSource
 from draftscope.states.places import Place, Unreachable
 from draftscope.states.types import Sample, Skipped, Source, Trace
 
-AHEAD = 2
-"""Files that are read ahead."""
+AHEAD = 48 * 2**20
+"""Bytes of sequences that wait: with fewer the next file is read."""
 LARGEST = 256 * 2**20
 """Bytes of a sequence that is mapped before it is its turn; of a larger one the disk is only told."""
 STEP = 8 * 2**20
@@ -70,37 +69,46 @@ def read_ahead(source: Source, positions: Sequence[int]) -> Generator[Read]:
             if position in wanted:
                 yield Read(position, None, [item])
         return
-    held: queue.Queue[Read | BaseException | None] = queue.Queue(AHEAD)
-    ended = threading.Event()
-
-    def put(one: Read | BaseException | None) -> None:
-        while not ended.is_set():
-            with suppress(queue.Full):
-                held.put(one, timeout=0.2)
-                return
+    held: queue.SimpleQueue[tuple[int, Read | BaseException | None]] = queue.SimpleQueue()
+    room, ended = threading.Condition(), threading.Event()
+    waiting = 0
 
     def work() -> None:
+        nonlocal waiting
         try:
             for position in positions:
+                with room:
+                    while waiting >= AHEAD and not ended.is_set():
+                        room.wait()
                 if ended.is_set():
                     return
                 read = read_one(source, position)
-                for item in read.items:
-                    _touch(item, ended)
-                put(read)
-            put(None)
+                size = _touched(read, ended)
+                with room:
+                    waiting += size
+                held.put((size, read))
+                del read
+            held.put((0, None))
         except BaseException as error:
-            put(error)
+            held.put((0, error))
 
     thread = threading.Thread(target=work, name="draftscope-read", daemon=True)
     thread.start()
     try:
-        while (one := held.get()) is not None:
+        while True:
+            size, one = held.get()
+            if one is None:
+                return
             if isinstance(one, BaseException):
                 raise one
+            with room:
+                waiting -= size
+                room.notify()
             yield one
     finally:
         ended.set()
+        with room:
+            room.notify()
         thread.join()
 
 
@@ -123,9 +131,20 @@ def read_one(source: FileSource[Any], position: int) -> Read:
         return Read(position, file, [], error)
 
 
-def _touch(item: Sample | Trace, ended: threading.Event) -> None:
-    """Have the pages of an item's states read, if they are mapped from a file; elsewhere this changes nothing."""
-    states: Tensor = item.states if isinstance(item, Sample) else item.fc_input
+def _touched(read: Read, ended: threading.Event) -> int:
+    """Bytes of what was read, its pages in memory by now."""
+    states = [_states(item) for item in read.items]
+    for one in states:
+        _touch(one, ended)
+    return sum(one.nbytes for one in states)
+
+
+def _states(item: Sample | Trace) -> Tensor:
+    return item.states if isinstance(item, Sample) else item.fc_input
+
+
+def _touch(states: Tensor, ended: threading.Event) -> None:
+    """Have the pages of states read, if they are mapped from a file; elsewhere this changes nothing."""
     if sys.platform != "linux" or states.device.type != "cpu" or states.numel() == 0:
         return
     call = ctypes.CDLL(None).madvise

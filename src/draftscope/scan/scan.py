@@ -23,7 +23,7 @@ from draftscope.states.places import Place
 from draftscope.states.types import Sample, Skipped, Source, Trace
 
 RUNS = 8
-CHUNK = 2**31
+CHUNK = 2**32
 """Bytes of states after which figures are handed over: what an interruption may lose."""
 BAD, MASKED, SINGLE = "bad", "without an answer token", "of one token"
 
@@ -244,6 +244,7 @@ class Chunk:
             size = self._sequence(read, item)
             if size is not None and on_item is not None:
                 on_item(*size)
+        read.items.clear()  # the tally lets go of them when they are taken up
 
     def _sequence(self, read: Read, item: Sample | Trace) -> tuple[int, int] | None:
         """One sequence into the tally: its rows and bytes; None where it was passed over."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeVar
 
 from torch import Tensor
 
@@ -37,6 +37,10 @@ class Statistics:
         self.dimensions.update(rows)
         self.outliers.update(rows)
 
+    def copy(self) -> Statistics:
+        """The same, sharing nothing with it."""
+        return Statistics.from_tensors(self.tensors())
+
     def merge(self, other: Statistics) -> None:
         self.counts.merge(other.counts)
         self.norms.merge(other.norms)
@@ -56,6 +60,17 @@ class Statistics:
         return made
 
 
+Key = TypeVar("Key")
+
+
+def merge_into(cells: dict[Key, Statistics], key: Key, found: Statistics) -> None:
+    """Merge statistics into those of a key, where there are any."""
+    if key in cells:
+        cells[key].merge(found)
+    else:
+        cells[key] = found.copy()
+
+
 @dataclass
 class Part:
     """Ordinary rows of a natural group of sequences, or of a range of positions, by entry and class; cosines over both."""
@@ -65,7 +80,7 @@ class Part:
 
     def merge(self, other: Part) -> None:
         for key, cell in other.cells.items():
-            self.cells.setdefault(key, Statistics()).merge(cell)
+            merge_into(self.cells, key, cell)
         self.cosines.merge(other.cosines)
 
     def statistics(self, entry: int, classes: Iterable[RowClass]) -> Statistics:

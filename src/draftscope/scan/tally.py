@@ -23,8 +23,9 @@ from torch import Tensor
 
 from draftscope.scan.accumulators import row_norms
 from draftscope.scan.core import CELLS, RANGES, SINK, Engine, Store, cells_of, class_of, engine_of, name_of
-from draftscope.scan.fingerprint import ORDINARY, Fingerprint, Part, Statistics
+from draftscope.scan.fingerprint import ORDINARY, Fingerprint, Part
 from draftscope.scan.rich import Rich
+from draftscope.scan.statistics import Kind, merge_into
 from draftscope.states.mapped import release
 
 __all__ = ["SINK", "Tally", "add_sequence", "classes_of", "half_of"]
@@ -132,24 +133,17 @@ class Tally:
         batch, self._pending = self._pending, []
         if not batch:
             return
+        entries, width = batch[0].states.shape[1:]
+        for item in batch:
+            self._held[item.group] = self._held.pop(item.group, {})
+            self._store(item)
+        columns = _columns(width, self._threads // entries if self.engine.compiled else 1)
         with self._quiet():
-            for item in batch:
-                for start, stop in (whole := item.blocks()):
-                    if len(whole) > 1:  # too much to be mapped at once
-                        self._map(partial(_measure, item, start, stop), range(item.states.shape[1]))
-                        release(item.states[start:stop], whole=item.states)
-            small = [item for item in batch if len(item.blocks()) == 1]
-            self._map(lambda pair: _measure(pair[0], 0, len(pair[0].states), pair[1]),
-                      [(item, entry) for item in small for entry in range(item.states.shape[1])])
-            for item in batch:
-                self._held[item.group] = self._held.pop(item.group, {})
-                self._store(item)
-            for item in batch:
-                if len(whole := item.blocks()) > 1:
-                    for start, stop in whole:
-                        self._sum([item], start, stop)
-                        release(item.states[start:stop], whole=item.states)
-            self._sum(small, 0, None)
+            if len(columns) == 1 and all(len(item.blocks()) == 1 for item in batch):
+                self._map(partial(self._entry, batch), range(entries))
+            else:
+                for item in batch:
+                    self._in_parts(item, columns)
             for item in batch:
                 self._rich.take(item.name, item.states, item.norms, item.cells >= 2, item.group, item.answer, item.token_ids)
                 self.fingerprint.between.add_sequence(item.norms, item.cells)
@@ -157,35 +151,32 @@ class Tally:
         while len(self._held) > 1 and sum(store.touched for held in self._held.values() for store in held.values()) > HELD:
             self._hand_over(next(iter(self._held)))
 
-    def _sum(self, items: list[_Item], start: int, stop: int | None) -> None:
-        """The second pass over rows of the items."""
-        if not items:
-            return
-        entries = items[0].states.shape[1]
-        columns = _columns(items[0].states.shape[2], self._threads // entries if self.engine.compiled else 1)
+    def _entry(self, items: list[_Item], entry: int) -> None:
+        """Both passes over an entry of the items, one item after the other: what the first has read the second finds in cache."""
+        for item in items:
+            _measure(item, 0, len(item.states), entry)
+            self._add(item, self._begin(item, 0, None, entry), entry, 0, item.states.shape[2])
 
-        def begin(entry: int) -> list[Any]:
-            return [self._store(item).begin(item.view, entry, item.norms[entry, start:stop], item.cells[entry, start:stop], start)
-                    for item in items]
+    def _in_parts(self, item: _Item, columns: list[tuple[int, int]]) -> None:
+        """Both passes over an item too large to be mapped at once, or with more threads than entries."""
+        entries = range(item.states.shape[1])
+        blocks = item.blocks()
+        for start, stop in blocks:
+            self._map(partial(_measure, item, start, stop), entries)
+            if len(blocks) > 1:
+                release(item.states[start:stop], whole=item.states)
+        for start, stop in blocks:
+            plans = self._map(partial(self._begin, item, start, stop), entries)
+            self._map(lambda task: self._add(item, *task),
+                      [(plans[entry], entry, low, high) for entry in entries for low, high in columns])
+            if len(blocks) > 1:
+                release(item.states[start:stop], whole=item.states)
 
-        def add(task: tuple[int, int, int]) -> None:
-            entry, low, high = task
-            for item, plan in zip(items, plans[entry], strict=True):
-                self._store(item).add(item.view, entry, plan, low, high)
+    def _begin(self, item: _Item, start: int, stop: int | None, entry: int) -> Any:
+        return self._store(item).begin(item.view, entry, item.norms[entry, start:stop], item.cells[entry, start:stop], start)
 
-        if len(columns) == 1:
-            plans: list[list[Any]] = [[] for _ in range(entries)]
-
-            def both(entry: int) -> None:
-                for item in items:
-                    norms, cells = item.norms[entry, start:stop], item.cells[entry, start:stop]
-                    store = self._store(item)
-                    store.add(item.view, entry, store.begin(item.view, entry, norms, cells, start), *columns[0])
-
-            self._map(both, range(entries))
-        else:
-            plans = self._map(begin, range(entries))
-            self._map(add, [(entry, *span) for entry in range(entries) for span in columns])
+    def _add(self, item: _Item, plan: Any, entry: int, low: int, high: int) -> None:
+        self._store(item).add(item.view, entry, plan, low, high)
 
     def _store(self, item: _Item) -> Store:
         held = self._held.setdefault(item.group, {})
@@ -199,10 +190,11 @@ class Tally:
         for (_, half), store in sorted(self._held.pop(group).items()):
             for entry, cell, found in store.results():
                 row_class, at = class_of(cell)
-                made.cells.setdefault((entry, row_class, half), Statistics()).merge(found)
+                merge_into(made.cells, (entry, row_class, half), found)
                 if row_class in ORDINARY:
-                    for part in (("position", name_of(at)), ("group", group)):
-                        made.parts.setdefault(part, Part()).cells.setdefault((entry, row_class), Statistics()).merge(found)
+                    names: tuple[tuple[Kind, str], ...] = (("position", name_of(at)), ("group", group))
+                    for part in names:
+                        merge_into(made.parts.setdefault(part, Part()).cells, (entry, row_class), found)
 
     @contextmanager
     def _quiet(self) -> Iterator[None]:
