@@ -19,8 +19,10 @@ from pydantic import ConfigDict, Field
 from torch import Tensor
 
 from draftscope.compare.assignment import assign
+from draftscope.compare.carriers import Carried, Dimension, Sinks, carriers, sinks
 from draftscope.compare.distances import Distance, Model, distance
-from draftscope.compare.effects import Dimension, Effect, Series, Sinks, dimensions, effects, series, sinks
+from draftscope.compare.effects import Effect, Mix, effects
+from draftscope.compare.series import Series, series
 from draftscope.compare.unpaired import UNTOLD, Coupling, Look, between, couplings, looks
 from draftscope.compare.yardstick import Yardstick, yardsticks
 from draftscope.errors import DraftscopeError
@@ -120,7 +122,9 @@ class Comparison(Model):
     looks: list[Look] = Field(default_factory=list, description="what each slot of B looks like")
     couplings: list[Coupling] = Field(default_factory=list, description="cosines between the slots of a row")
     effects: list[Effect] = Field(default_factory=list, description="each slot of B against its own entry, by rows")
+    mixes: list[Mix] = Field(default_factory=list, description="what other shares of classes and positions make of it")
     dimensions: list[Dimension] = Field(default_factory=list, description="which dimensions carry the difference")
+    carried: list[Carried] = Field(default_factory=list, description="how each slot's difference is spread over dimensions")
     sinks: list[Sinks] = Field(default_factory=list, description="channels that stand out in sinks")
     series: Series | None = Field(None, description="several fingerprints against A, in order")
 
@@ -194,13 +198,15 @@ def compare_fingerprints(
     for name, f in (("A", a), ("B", b)):
         if f.sequences < 8:
             caveats.append(f"{name} has {f.sequences} sequence{'s' if f.sequences != 1 else ''}: its statistics are uncertain")
+    by_rows, mixes = effects(a, b, classes, yards)
+    by_dimension, carried = carriers(a, b, classes)
     return Comparison(
         schema="draftscope.compare/1", a=side_of(a), b=side_of(b), rows_compared="answer" if answered else "ordinary",
         distances=table,
         split_half_a=halves_a, split_half_b=halves_b, caveats=caveats,
         assignment=_candidates(a, b, table, halves_a, halves_b), yardsticks=yards,
         looks=looks(a, b, classes, table, yards, token_alone), couplings=couplings(a, b),
-        effects=effects(a, b, classes, yards), dimensions=dimensions(a, b, classes), sinks=sinks(a, b),
+        effects=by_rows, mixes=mixes, dimensions=by_dimension, carried=carried, sinks=sinks(a, b),
         series=series([a, b, *more], classes, yards) if more else None,
     )
 

@@ -1,4 +1,4 @@
-"""A diagnosis as one self-contained page: no script, no request, nothing that a hostile string could switch on."""
+"""Results as one self-contained page: no script, no request, nothing that a hostile string could switch on."""
 
 from __future__ import annotations
 
@@ -24,14 +24,19 @@ def page(diagnosis: Diagnosis, *, title: str = "draftscope: diagnosis", heatmaps
         heatmaps: slot-by-boundary errors; without them those that the placement holds.
     """
     maps = figures.heatmaps(diagnosis) if heatmaps is None else heatmaps
-    style = _style()
-    return _environment().get_template("diagnosis.html").render(
-        diagnosis=diagnosis, title=title, words=words, text=text, style=Markup(style), style_hash=_hash(style),
-        verdict=words.verdict(diagnosis), ladder=figures.ladder(diagnosis), positions=figures.positions(diagnosis),
-        rungs=words.rungs(diagnosis), k=words.most_drafted(diagnosis.acceptance), lags=curves.lags(diagnosis),
+    return render(
+        "diagnosis.html", diagnosis=diagnosis, title=title, words=words, verdict=words.verdict(diagnosis),
+        ladder=figures.ladder(diagnosis), positions=figures.positions(diagnosis), rungs=words.rungs(diagnosis),
+        k=words.most_drafted(diagnosis.acceptance), lags=curves.lags(diagnosis),
         heatmaps=[figures.heatmap(each) for each in maps], norms=curves.norms(diagnosis),
-        version=metadata.version("draftscope"),
     )
+
+
+def render(template: str, **values: Any) -> str:
+    """A template of this package, with the style sheet and the words that all pages share."""
+    style = _style()
+    return _environment().get_template(template).render(
+        text=text, style=Markup(style), style_hash=_hash(style), version=metadata.version("draftscope"), **values)
 
 
 @cache
