@@ -26,6 +26,7 @@ from draftscope.cli.scanning import (
     RayResourceOption,
     WorkersOption,
     by_ray,
+    forget,
     merge,
     projected,
     there,
@@ -89,6 +90,7 @@ def command(
         raise UsageError("--ray-resource and --pieces are for --ray")
     done: list[Done] = []
     ran, more = 1, {}
+    host = host_of(on, python, memory, threads)
     check_writable(out)
     check_own(out, lambda start: is_fingerprint(out))
     if sources[0] == "merge":
@@ -103,9 +105,9 @@ def command(
                   threads=threads or 1)
         work = by_ray(ui, job, ray, ray_resource, pieces, "scan --ray")
         result, done, ran, more = work.fingerprint, work.done, work.workers, work.more
-    elif (host := host_of(on, python, memory, threads)) is not None:
-        result = there(ui, host, sources[0], out, slots=slots, shard=part, every=every, format=format,
-                       skip_bad=skip_bad).fingerprint
+    elif host is not None:
+        work = there(ui, host, sources[0], out, slots=slots, shard=part, every=every, format=format, skip_bad=skip_bad)
+        result, more = work.fingerprint, work.more
     else:
         source = open_source(sources[0], format, skip_bad=skip_bad)
         total = len(source) if part is None else len(range(part[0], len(source), part[1]))
@@ -123,6 +125,8 @@ def command(
         if engine_of().name != "numba":
             ui.note("numba is not installed: the passes run on torch, many times slower (`pip install 'draftscope[fast]'`)")
     result.save(out)
+    if host is not None:
+        forget(out)
     side = side_of(result)
     for part_of_story in fingerprint_story(side):
         ui.print(part_of_story)
