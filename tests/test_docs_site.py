@@ -18,8 +18,9 @@ pytestmark = pytest.mark.docs
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("site") / "site"
+    quiet = os.environ | {"PYTHONPATH": "", "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run([python_of("docs"), "-m", "mkdocs", "build", "--strict", "--site-dir", str(out)], cwd=ROOT, text=True,
-                          capture_output=True, timeout=600, check=False, env=os.environ | {"PYTHONPATH": ""})
+                          capture_output=True, timeout=600, check=False, env=quiet)
     assert done.returncode == 0, done.stderr
     assert "WARNING" not in done.stderr
     return out
