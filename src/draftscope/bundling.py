@@ -152,11 +152,19 @@ def _known(inputs: Inputs) -> dict[str, str]:
 def _cleaned(diagnosis: Diagnosis, scrub: Scrubber, text: bool) -> Diagnosis:
     held = diagnosis.model_dump(mode="json", by_alias=True)
     if not text:
+        held |= {"views": _without_tokens(held["views"])} if "views" in held else {}
         for finding in held["findings"]:
             if finding["fault"] in TEXTUAL:
                 for evidence in finding["evidence"]:
                     evidence["figures"] = _without_ids(evidence["figures"])
     return Diagnosis.model_validate(scrub.value(held))
+
+
+def _without_tokens(views: Any) -> Any:
+    """What the report draws, the tokens of requests left out of it: ids become -1, their text nothing."""
+    for request in views.get("requests", ()):
+        request |= {"text": [], "drafted_text": [], "ids": [-1] * len(request["ids"]), "drafted": [-1] * len(request["drafted"])}
+    return views
 
 
 def _without_ids(value: Any) -> Any:
