@@ -24,7 +24,7 @@ SOURCE = ROOT / "src" / "draftscope"
 ROOMS = [
     "errors", "text", "stopping", "shares", "boundaries", "findings", "states", "scan", "opened", "target", "eagle3", "consumers",
     "counterfactual", "engines", "pipeline", "compare", "faults", "linting", "inspecting", "elsewhere", "diagnose", "report",
-    "embedded", "drilling", "gating", "cli", "__main__",
+    "bundling", "embedded", "drilling", "gating", "cli", "__main__",
 ]
 LONGEST = 400
 WHOLE = {"inside.py": 1800}  # runs in engines' environments as one file
@@ -162,6 +162,14 @@ def test_public_names_are_there() -> None:
 def test_importing_the_package_imports_nothing_heavy() -> None:
     code = "import sys, draftscope; print([m for m in ('torch', 'transformers', 'pydantic', 'numpy') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout == "[]\n"
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], []])
+def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
+    code = ("import sys; from draftscope.cli.main import run; run(sys.argv[1:]); "
+            "print([m for m in ('torch', 'transformers', 'numpy', 'pydantic', 'rich.progress') if m in sys.modules])")
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == "[]", done.stdout
 
 
 def blocks(language: str) -> list[str]:
