@@ -33,6 +33,9 @@ from draftscope.cli.scanning import (
 )
 from draftscope.errors import DraftscopeError, UsageError
 
+LINE = 16 << 20
+"""Bytes of a line of --groups: a device gives bytes for ever."""
+
 
 def command(
     sources: Annotated[
@@ -140,15 +143,22 @@ def _groups(path: Path, key: str) -> dict[int, str]:
     """Group by line number, from 0."""
     from draftscope.states.tensorfile import parse_json
 
-    found = {}
+    found, number = {}, 0
+    if path.exists() and not path.is_file():
+        raise DraftscopeError("is no regular file", where=str(path), remedy="Give JSONL: line i tells the group of sample i")
     try:
-        with path.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines):
+        with path.open("rb") as lines:
+            for number, line in enumerate(iter(lambda: lines.readline(LINE), b"")):
+                if len(line) == LINE:
+                    raise DraftscopeError(f"line {number + 1} is longer than {LINE >> 20} MiB", where=str(path))
                 value = parse_json(line) if line.strip() else None
                 if isinstance(value, dict) and isinstance(value.get(key), str | int):
                     found[number] = str(value[key])
-    except (OSError, ValueError) as error:
-        raise DraftscopeError(f"is not readable JSONL ({error})", where=str(path)) from None
+    except OSError as error:
+        raise DraftscopeError(f"cannot be read ({error.strerror})", where=str(path)) from None
+    except ValueError as error:
+        raise DraftscopeError(f"line {number + 1} is no JSON ({error})", where=str(path),
+                              remedy="Give JSONL: line i tells the group of sample i") from None
     if not found:
         raise UsageError(f"no line has the key {key!r}", where=str(path), remedy="Name another with --group-by")
     return found
