@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,13 +16,17 @@ from draftscope.cli.common import (
     QuietOption,
     SkipBadOption,
     ThreadsOption,
+    Ui,
     check_own,
     check_writable,
+    keep,
     setup,
 )
 from draftscope.cli.elsewhere import MemoryOption, OnOption, PythonOption, host_of
 from draftscope.errors import DraftscopeError, UsageError
 
+if TYPE_CHECKING:
+    from draftscope.scan.fingerprint import Fingerprint
 
 def command(
     sources: Annotated[
@@ -40,6 +47,15 @@ def command(
     every: Annotated[int | None, typer.Option(
         "--every", min=1, metavar="N",
         help="Samples and cosines of one ordinary row in N, 1 = of all; without it by the number of sequences.")] = None,
+    sample: Annotated[int | None, typer.Option(
+        "--sample", min=1, metavar="N", help="Only N sequences, chosen by a hash of their names: an estimate with its interval.")
+    ] = None,
+    budget: Annotated[float | None, typer.Option(
+        "--budget", min=0.01, metavar="SECONDS", help="As many sequences as can be taken in this time, chosen likewise.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted scan into the same file stopped.")] = False,
+    engine: Annotated[str | None, typer.Option(
+        "--engine", metavar="NAME", help="What passes over the rows: numba, torch or numpy; without it the fastest that works.")
+    ] = None,
     on: OnOption = None,
     python: PythonOption = "python3",
     memory: MemoryOption = 4.0,
@@ -49,57 +65,125 @@ def command(
     quiet: QuietOption = False,
     threads: ThreadsOption = None,
 ) -> int:
-    """Write the mergeable statistics of SOURCE to a file, or merge such files (`draftscope scan merge F1 F2 -o F`)."""
+    """Write the mergeable statistics of SOURCE to a file, or merge such files (`draftscope scan merge F1 F2 -o F`).
+
+    Ctrl-C keeps what was counted beside the output; --resume goes on from it.
+    """
     ui = setup(quiet, threads, json=json)
     from draftscope.compare.statistics import side_of
     from draftscope.report.comparison import fingerprint_story
-    from draftscope.scan.core import engine_of
-    from draftscope.scan.fingerprint import is_fingerprint, load_fingerprint
-    from draftscope.scan.scan import scan
-    from draftscope.states.opening import open_source
-    from draftscope.states.places import place
+    from draftscope.report.scanning import estimate_story, estimates
+    from draftscope.scan.fingerprint import is_fingerprint
 
-    if groups is not None and (on is not None or sources[0] == "merge"):
-        raise UsageError("--groups are for scanning here")
     check_writable(out)
     check_own(out, lambda start: is_fingerprint(out))
+    here = {"--slots": slots, "--shard": shard, "--every": every, "--groups": groups, "--sample": sample, "--budget": budget,
+            "--resume": resume or None, "--engine": engine}
     if sources[0] == "merge":
-        if len(sources) < 3:
-            raise UsageError("nothing to merge", remedy="Name two fingerprints or more")
-        if slots is not None or shard is not None or on is not None or every is not None:
-            raise UsageError("--slots, --shard, --every and --on are for scanning, not for merging")
-        result = load_fingerprint(place(sources[1]))
-        for name in sources[2:]:
-            result = result.merge(load_fingerprint(place(name)))
+        _refuse(here | {"--on": on}, "are for scanning, not for merging")
+        result = _merged(sources[1:])
+        result.save(out)
     elif len(sources) > 1:
         raise UsageError("one source at a time", remedy="Scan each, then `draftscope scan merge`")
     elif (there := host_of(on, python, memory, threads)) is not None:
+        far = {name: value for name, value in here.items() if name not in ("--slots", "--shard", "--every")}
+        _refuse(far, "are for scanning here")
         from draftscope.elsewhere.answers import scan_there
 
         with ui.progress(f"scanning {there.path(sources[0])}", unit="sequences") as advance:
             scanned = scan_there(there, sources[0], slots=slots, shard=_shard(shard), every=every, format=format,
                                  skip_bad=skip_bad, on_items=advance)
         result = scanned.fingerprint
+        result.save(out)
         ui.note_source(scanned)
         if scanned.skips > len(scanned.skipped):
             ui.note(f"and {scanned.skips - len(scanned.skipped)} more")
     else:
-        source = open_source(sources[0], format, skip_bad=skip_bad)
-        part = _shard(shard)
-        total = len(source) if part is None else len(range(part[0], len(source), part[1]))
-        with ui.progress(f"scanning {source.path}", total=total, unit="sequences") as advance:
-            result = scan(source, slots=slots, shard=part, on_item=lambda rows, size: advance(1), skip_odd=skip_bad,
-                          every=every, groups=None if groups is None else _groups(groups, group_by))
-        ui.note_source(source)
-        if engine_of().name != "numba":
-            ui.note("numba is not installed: the passes run on torch, many times slower (`pip install 'draftscope[fast]'`)")
-    result.save(out)
+        asked = _Asked(slots, _shard(shard), every, None if groups is None else _groups(groups, group_by), sample, budget, engine,
+                       skip_bad)
+        result = _scanned(ui, sources[0], out, format, asked, resume, _said(sources[0], here, group_by if groups else None))
     side = side_of(result)
-    for part_of_story in fingerprint_story(side):
+    for part_of_story in (*fingerprint_story(side), *estimate_story(result)):
         ui.print(part_of_story)
     ui.print(f"written to {out}")
-    ui.write_json({"schema": "draftscope.scan/1", "fingerprint": str(out), **side.model_dump()})
+    made = {"schema": "draftscope.scan/1", "fingerprint": str(out), **side.model_dump()}
+    if result.estimated:
+        made["estimate"] = {"asked": [vars(one) for one in result.estimated], "figures": estimates(result)}
+    ui.write_json(made)
     return 0
+
+
+@dataclass
+class _Asked:
+    """What to scan of a source."""
+
+    slots: int | None
+    shard: tuple[int, int] | None
+    every: int | None
+    groups: dict[int, str] | None
+    sample: int | None
+    budget: float | None
+    engine: str | None
+    skip_bad: bool
+
+
+def _scanned(ui: Ui, path: str, out: Path, format: str | None, asked: _Asked, resume: bool, command: str) -> Fingerprint:
+    """Scan a source that is readable here, into a file."""
+    from draftscope.report.scanning import front
+    from draftscope.scan.resuming import choice_of, partial_of, scan_to
+    from draftscope.scan.rich import share_of
+    from draftscope.scan.scan import Settings
+    from draftscope.states.opening import open_source
+
+    source = open_source(path, format, skip_bad=asked.skip_bad)
+    choice = choice_of(source, asked.shard, asked.sample, asked.budget)
+    every = share_of(len(source)) if asked.every is None else asked.every
+    settings = Settings(asked.slots, asked.skip_bad, asked.groups, every, asked.engine)
+    if choice.seconds is None:
+        keep("nothing was counted to its end yet")
+    else:
+        keep("nothing was written")
+    with front(ui.errors, f"scanning {source.path}", ui.quiet) as (shown, on_progress):
+        def on_kept(done: int, of: int) -> None:
+            shown.kept = f"{done:,} of {of:,} files are safe in {partial_of(out).name}"
+            keep(f"{shown.kept}; go on with --resume")
+
+        result = scan_to(out, source, settings, choice, resume=resume, command=command, on_progress=on_progress, on_kept=on_kept)
+    ui.note_source(source)
+    engines = {one.engine for one in result.provenance}
+    if engines != {"numba"}:
+        ui.note(f"the passes ran on {' and '.join(sorted(engines))}, many times slower than compiled"
+                + ("" if asked.engine else " (`pip install 'draftscope[fast]'`)"))
+    return result
+
+
+def _merged(names: list[str]) -> Fingerprint:
+    from draftscope.scan.fingerprint import load_fingerprint
+    from draftscope.states.places import place
+
+    if len(names) < 2:
+        raise UsageError("nothing to merge", remedy="Name two fingerprints or more")
+    result = load_fingerprint(place(names[0]))
+    for name in names[1:]:
+        result = result.merge(load_fingerprint(place(name)))
+    return result
+
+
+def _refuse(options: Mapping[str, object], why: str) -> None:
+    named = [name for name, value in options.items() if value is not None]
+    if named:
+        raise UsageError(f"{' and '.join(named)} {why}")
+
+
+def _said(path: str, options: Mapping[str, object], group_by: str | None) -> str:
+    """The command as it is written down: what changes the figures, without credentials."""
+    from draftscope.states.places import place
+
+    words = ["draftscope", "scan", str(place(path))]
+    for name, value in options.items():
+        if value is not None and name != "--resume":
+            words += [name, str(value)]
+    return shlex.join([*words, *([] if group_by is None else ["--group-by", group_by])])
 
 
 def _groups(path: Path, key: str) -> dict[int, str]:
