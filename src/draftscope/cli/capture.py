@@ -103,6 +103,10 @@ def transformers(
         raise typer.Exit(3)
 
 
+StatisticsOption = Annotated[bool, typer.Option(
+    "--statistics", help="Keep statistics of the rows in place of the rows, for as long as it runs: DIR/fingerprint in the end.")]
+SampleOption = Annotated[int, typer.Option(
+    "--sample-rows", min=0, metavar="N", help="Of --statistics: rows that are kept whole, for cosines and components.")]
 SWEEPS = ("sweep", "target", "python", "tokens", "engine")
 
 
@@ -135,6 +139,8 @@ def vllm(
     fc_output: Annotated[bool, typer.Option("--fc-output/--no-fc-output", help="Record what `fc` returned too.")] = True,
     draft_states: Annotated[bool, typer.Option(
         "--draft-states/--no-draft-states", help="Record the draft's states too.")] = True,
+    statistics: StatisticsOption = False,
+    sample_rows: SampleOption = 256,
     json: JsonOption = None, quiet: QuietOption = False,
 ) -> None:
     """Record what an EAGLE-3 draft receives in vLLM, around a server or a script of yours.
@@ -150,6 +156,7 @@ def vllm(
         "max_bytes": parse_bytes(max_bytes), "max_requests": max_requests, "max_rows": max_rows, "max_seconds": max_seconds,
         "share": share, "max_held": parse_bytes(max_held), "keep_free": parse_bytes(keep_free),
         "fc_output": "yes" if fc_output else "no", "draft_states": "yes" if draft_states else "no",
+        "statistics": "yes" if statistics else "no", "sample_rows": sample_rows,
     })
 
 
@@ -157,7 +164,7 @@ def vllm(
 @wraps(vllm)  # the same options, but for those of --sweep
 def sglang(command: list[str] | None, out: Path | None, emit: Path | None, json: str | None, quiet: bool, **options: Any) -> None:
     options |= {name: parse_bytes(options[name]) for name in ("max_bytes", "max_held", "keep_free")}
-    options |= {name: "yes" if options[name] else "no" for name in ("fc_output", "draft_states")}
+    options |= {name: "yes" if options[name] else "no" for name in ("fc_output", "draft_states", "statistics")}
     _around("sglang", "python -m sglang.launch_server ...", command, out, emit, json, quiet, options)
 
 
@@ -184,16 +191,32 @@ def _around(engine: str, example: str, command: list[str] | None, out: Path | No
     code = launching.run(command, out, ",".join(f"{name}={value}" for name, value in options.items()), engine)
     found = [launching.outcome(folder) for folder in (out, *sorted(out.glob("dp*")))]
     told = [one for one in found if one is not None]
-    ui.write_json({"schema": "draftscope.capture/1", "folder": str(out), "exit_code": code, "captures": told})
+    prints = _fingerprints(out) if options["statistics"] == "yes" else []
+    ui.write_json({"schema": "draftscope.capture/1", "folder": str(out), "exit_code": code, "captures": told,
+                   **({"fingerprints": prints} if prints else {})})
     for one in told:
         ui.print(f"{_counted(one['captured'])} in {visible(out)}")
         for note in (*one.get("notes", ()), *filter(None, [one.get("stopped")])):
             ui.note(str(note))
+    for path in prints:
+        ui.print(f"fingerprint written to {visible(path)}")
     if not told:
         missing = "vLLM worker with a model came up" if engine == "vllm" else "EAGLE worker of SGLang's served anything"
         ui.note(f"nothing was captured: no {missing}, or its Python does not see the plugin (its log says)")
     if code or not any(one["captured"].get("requests") for one in told):
         raise typer.Exit(code or 3)
+
+
+def _fingerprints(out: Path) -> list[str]:
+    """The fingerprint of each worker's statistics, beside them."""
+    from draftscope.scan.served import is_statistics, load_statistics
+
+    made = []
+    for folder in (out, *sorted(out.glob("dp*"))):
+        if is_statistics(folder):
+            load_statistics(folder).save(folder / "fingerprint")
+            made.append(str(folder / "fingerprint"))
+    return made
 
 
 def _sweep(ui: Ui, states: Path, out: Path | None, target: str | None, python: str, tokens: int, engine: str) -> None:

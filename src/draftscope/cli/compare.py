@@ -32,10 +32,10 @@ def command(
     that would have been seen. Several fingerprints of one server show whether it drifts.
     """
     ui = setup(quiet, threads, json=json, html=html)
-    from draftscope.compare.statistics import compare_fingerprints
+    from draftscope.compare.statistics import compare_fingerprints, known_fingerprint
     from draftscope.report.compared import comparison_page
     from draftscope.report.comparison import comparison_story
-    from draftscope.scan.fingerprint import Fingerprint, is_fingerprint, load_fingerprint
+    from draftscope.scan.fingerprint import Fingerprint
     from draftscope.scan.scan import scan
     from draftscope.states.opening import AUTO, open_source
     from draftscope.states.places import place
@@ -46,8 +46,9 @@ def command(
 
     def read(given: str, named: str) -> Fingerprint:
         path = place(given)
-        if is_fingerprint(path):
-            return load_fingerprint(path)
+        known = known_fingerprint(path)
+        if known is not None:
+            return known
         source = open_source(path, named, skip_bad=skip_bad)
         with ui.progress(f"scanning {path.name}", total=len(source), unit="sequences") as advance:
             result = scan(source, slots=slots, on_item=lambda rows, size: advance(1), skip_odd=skip_bad)

@@ -28,6 +28,7 @@ from draftscope.compare.yardstick import Yardstick, yardsticks
 from draftscope.errors import DraftscopeError
 from draftscope.scan.fingerprint import CLASSES, ORDINARY, Fingerprint, RowClass, Statistics, is_fingerprint, load_fingerprint
 from draftscope.scan.scan import scan
+from draftscope.scan.served import is_statistics, load_statistics
 from draftscope.states.opening import open_source
 from draftscope.states.places import Place, place
 from draftscope.states.types import Source
@@ -154,8 +155,15 @@ def fingerprint_of(given: Place | str | Source | Fingerprint) -> Fingerprint:
         return given
     if isinstance(given, str | Place):
         path = place(given)
-        return load_fingerprint(path) if is_fingerprint(path) else scan(open_source(path))
+        return known_fingerprint(path) or scan(open_source(path))
     return scan(given)
+
+
+def known_fingerprint(path: Place) -> Fingerprint | None:
+    """What a fingerprint file holds, or a capture that kept statistics alone; None where a scan has to tell."""
+    if is_fingerprint(path):
+        return load_fingerprint(path)
+    return load_statistics(path) if is_statistics(path) else None
 
 
 def compare_fingerprints(
