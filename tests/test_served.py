@@ -26,9 +26,11 @@ from draftscope.engines.inside import Recorder
 from draftscope.errors import DraftscopeError
 from draftscope.scan import sums
 from draftscope.scan.accumulators import BINS, BINS_PER_OCTAVE, LOWEST_OCTAVE, Outliers
+from draftscope.scan.core import POSITIONS, SINK
+from draftscope.scan.core_tensors import statistics_of
 from draftscope.scan.fingerprint import Fingerprint, Statistics, load_fingerprint
 from draftscope.scan.scan import scan
-from draftscope.scan.served import is_statistics, load_statistics, statistics_of
+from draftscope.scan.served import is_statistics, load_statistics
 from draftscope.scan.sums import Sums
 from draftscope.states.opening import open_source
 
@@ -92,6 +94,7 @@ def test_moments_against_float64() -> None:
     torch.testing.assert_close(held.mean[0], exact.mean(0), rtol=1e-13, atol=0)
     torch.testing.assert_close(held.squares[0], (exact - exact.mean(0)).square().sum(0), rtol=1e-6, atol=0)
     assert (sums.BINS, sums.PER_OCTAVE, sums.LOWEST, sums.OUTSTANDING) == (BINS, BINS_PER_OCTAVE, LOWEST_OCTAVE, Outliers.FACTOR)
+    assert (sums.SINK, sums.POSITIONS) == (SINK, POSITIONS)
 
 
 def test_a_call_on_an_accelerator_waits_for_nothing() -> None:

@@ -41,6 +41,12 @@ its head what it does. Budget and disk never change what is served. Exit code 3:
 """
 
 
+StatisticsOption = Annotated[bool, typer.Option(
+    "--statistics", help="Keep statistics of the rows in place of the rows, for as long as it runs: DIR/fingerprint in the end.")]
+SampleOption = Annotated[int, typer.Option(
+    "--sample-rows", min=0, metavar="N", help="Of --statistics: rows that are kept whole, for cosines and components.")]
+
+
 @app.callback()
 def engines() -> None:
     """States at the draft's input while serving, under a budget: a folder that `replay` and `diagnose` read."""
@@ -66,6 +72,8 @@ def transformers(
         "--max-requests", min=1, metavar="N", help="Requests recorded at most.")] = None,
     last_hidden: Annotated[bool, typer.Option(
         "--last-hidden/--no-last-hidden", help="Record the target's last state too.")] = True,
+    statistics: StatisticsOption = False,
+    sample_rows: SampleOption = 256,
     json: JsonOption = None, quiet: QuietOption = False, threads: ThreadsOption = None,
 ) -> None:
     """Answer prompts as `generate` does, and record what the draft receives.
@@ -84,7 +92,7 @@ def transformers(
     slots = [slot.index for slot in job.wiring.slots]
     capture = Capture(
         out, description(model=job.target.folder.name, draft=job.draft_name, layer_ids=slots, k=depth, tree=tree),
-        max_bytes=budget, max_requests=max_requests, last_hidden=last_hidden,
+        max_bytes=budget, max_requests=max_requests, last_hidden=last_hidden, statistics=statistics, sample_rows=sample_rows,
     )
     keep(f"requests recorded so far are kept in {out}")
     way = Way(depth, max_new, rows, tree)
@@ -92,9 +100,12 @@ def transformers(
         results = answer(ui, job, job.draft, way, observer=capture)
     finally:
         captured = capture.close()
-    report(ui, job, results, None, way, capture={"folder": str(out), **asdict(captured)})
+    prints = _fingerprints(out) if statistics else []
+    report(ui, job, results, None, way, capture={"folder": str(out), **asdict(captured), **({"fingerprints": prints} if prints
+                                                                                             else {})})
     ui.print(f"{count(captured.requests, 'request')} with {count(captured.rows, 'row')} in {visible(out)}, "
              f"{captured.bytes / 1e6:.1f} MB")
+    _tell(ui, prints)
     if captured.requests_left_out or captured.tails_cut:
         ui.print(f"the budget left out {count(captured.requests_left_out, 'request')}, "
                  f"and {count(captured.rows_cut, 'row')} at the end of {captured.tails_cut} others")
@@ -103,10 +114,6 @@ def transformers(
         raise typer.Exit(3)
 
 
-StatisticsOption = Annotated[bool, typer.Option(
-    "--statistics", help="Keep statistics of the rows in place of the rows, for as long as it runs: DIR/fingerprint in the end.")]
-SampleOption = Annotated[int, typer.Option(
-    "--sample-rows", min=0, metavar="N", help="Of --statistics: rows that are kept whole, for cosines and components.")]
 SWEEPS = ("sweep", "target", "python", "tokens", "engine")
 
 
@@ -198,8 +205,7 @@ def _around(engine: str, example: str, command: list[str] | None, out: Path | No
         ui.print(f"{_counted(one['captured'])} in {visible(out)}")
         for note in (*one.get("notes", ()), *filter(None, [one.get("stopped")])):
             ui.note(str(note))
-    for path in prints:
-        ui.print(f"fingerprint written to {visible(path)}")
+    _tell(ui, prints)
     if not told:
         missing = "vLLM worker with a model came up" if engine == "vllm" else "EAGLE worker of SGLang's served anything"
         ui.note(f"nothing was captured: no {missing}, or its Python does not see the plugin (its log says)")
@@ -217,6 +223,11 @@ def _fingerprints(out: Path) -> list[str]:
             load_statistics(folder).save(folder / "fingerprint")
             made.append(str(folder / "fingerprint"))
     return made
+
+
+def _tell(ui: Ui, prints: list[str]) -> None:
+    for path in prints:
+        ui.print(f"fingerprint written to {visible(path)}")
 
 
 def _sweep(ui: Ui, states: Path, out: Path | None, target: str | None, python: str, tokens: int, engine: str) -> None:

@@ -1,8 +1,8 @@
-"""The engine that adds rows to the accumulators, on torch tensors of any dtype and device."""
+"""The engine on torch tensors of any dtype and device: the sums that also run inside serving engines (`scan.sums`)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
@@ -11,7 +11,11 @@ from torch import Tensor
 from draftscope.scan.accumulators import row_norms
 from draftscope.scan.core import CELLS, EngineName, Store, cells_of
 from draftscope.scan.statistics import Statistics
+from draftscope.scan.sums import Sums
 from draftscope.states.dtypes import NARROW, WIDE
+
+TOGETHER = 2**20
+"""Values that are widened at once."""
 
 
 def wide(rows: Tensor) -> Tensor:
@@ -20,7 +24,7 @@ def wide(rows: Tensor) -> Tensor:
 
 
 class OnTensors:
-    """By `Statistics.update`."""
+    """By `Sums.add`."""
 
     name: EngineName = "torch"
     compiled = False
@@ -42,11 +46,11 @@ class OnTensors:
 
 
 class Held:
-    """An accumulator for each entry and cell."""
+    """Sums for each entry and cell, where the rows are."""
 
     def __init__(self, width: int) -> None:
         self.width = width
-        self.held: dict[tuple[int, int], Statistics] = {}
+        self.held: dict[tuple[int, int], Sums] = {}
 
     @property
     def touched(self) -> int:
@@ -61,8 +65,23 @@ class Held:
             numbers = np.flatnonzero(cells == cell)
             if len(numbers):
                 rows = wide(view[torch.from_numpy(numbers + start).to(view.device), entry])
-                self.held.setdefault((entry, cell), Statistics()).update(rows)
+                if (entry, cell) not in self.held:
+                    self.held[entry, cell] = Sums(1, self.width, rows.device)
+                self.held[entry, cell].add(rows[:, None], together=TOGETHER)
 
     def results(self) -> Iterator[tuple[int, int, Statistics]]:
         for (entry, cell), held in sorted(self.held.items()):
-            yield entry, cell, held
+            yield entry, cell, statistics_of(held.state(), 0)
+
+
+def statistics_of(state: Mapping[str, Tensor], slot: int) -> Statistics:
+    """One slot of the state of `Sums`, as the accumulators hold it."""
+    held = {name: tensor[slot].clone() for name, tensor in state.items()}
+    made, rows = Statistics(), int(held["norms"][0])
+    made.counts.counts = held["counts"]
+    made.norms.histogram, made.norms.moments, made.norms.extremes = held["histogram"], held["norms"], held["extremes"]
+    if rows:
+        made.dimensions.count = made.outliers.count = rows
+        made.dimensions.mean, made.dimensions.squares = held["mean"], held["squares"]
+        made.outliers.largest, made.outliers.exceeds = held["largest"], held["exceeds"]
+    return made

@@ -7,15 +7,18 @@ requests, by range of positions, and by run of neighbouring requests, each of al
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import metadata
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from draftscope.errors import DraftscopeError
-from draftscope.scan.fingerprint import CLASSES, ORDINARY, Fingerprint, Origin, Part, Statistics
+from draftscope.scan.core import name_of
+from draftscope.scan.core_tensors import statistics_of
+from draftscope.scan.fingerprint import CLASSES, ORDINARY, Fingerprint, Origin, Part, Provenance, Shape
 from draftscope.scan.joint import RowSample, cosines_of
-from draftscope.scan.sums import BINS, POSITIONS
+from draftscope.scan.sums import BINS, POSITIONS, Sums
 from draftscope.states.places import Place
 from draftscope.states.tensorfile import TensorFile, parse_json
 
@@ -75,14 +78,16 @@ def _made(opened: TensorFile, header: Mapping[str, Any], path: str) -> Fingerpri
         raise ValueError("no rows")
     made = Fingerprint(tuple(f"slot {i}" for i in range(slots)), False, width, dtypes=(str(header["dtype"]),), grouped=("runs",))
     made.origins = (Origin(path, "statistics", "traces", requests, rows),)
+    made.provenance = (Provenance(metadata.version("draftscope"), "torch", "capture --statistics"),)
     for number, (what, first, second) in enumerate(header["keys"]):
-        state = {name: opened.tensor(f"{number}.{name}") for name in Sized.SHAPES}
+        state = {name: opened.tensor(f"{number}.{name}") for name in Sums.NAMES}
+        check(state, slots, width)
         for entry in range(slots):
-            found = statistics_of(state, entry, Sized(slots, width))
+            found = statistics_of(state, entry)
             if what == "cell":
                 made.cells[entry, CLASSES[first], second] = found
                 continue
-            name = range_name(first) if what == "position" else run_name(first, apart, requests)
+            name = name_of(first) if what == "position" else run_name(first, apart, requests)
             if what not in ("position", "group") or CLASSES[second] not in ORDINARY:
                 raise ValueError(f"unknown sums {what} of {second}")
             made.parts.setdefault((what, name), Part()).cells[entry, CLASSES[second]] = found
@@ -90,51 +95,18 @@ def _made(opened: TensorFile, header: Mapping[str, Any], path: str) -> Fingerpri
     return made
 
 
-class Sized:
-    """The shapes that sums of so many slots and channels are written with."""
-
-    SHAPES = ("counts", "histogram", "norms", "extremes", "mean", "squares", "largest", "exceeds")
-
-    def __init__(self, slots: int, width: int) -> None:
-        whole, exact = torch.int64, torch.float64
-        self.expected = {
-            "counts": ((slots, 5), whole), "histogram": ((slots, BINS), whole), "norms": ((slots, 5), exact),
-            "extremes": ((slots, 2), exact), "mean": ((slots, width), exact), "squares": ((slots, width), exact),
-            "largest": ((slots, width), torch.float32), "exceeds": ((slots, width), whole),
-        }
-
-    def check(self, state: Mapping[str, Tensor]) -> None:
-        """Raises ValueError where a tensor is another, or holds a moment that is not finite."""
-        for name, (shape, dtype) in self.expected.items():
-            if tuple(state[name].shape) != shape or state[name].dtype != dtype:
-                raise ValueError(f"{name} is {state[name].dtype} {list(state[name].shape)}")
-        if any(not bool(state[name].isfinite().all()) for name in ("norms", "mean", "squares")):
-            raise ValueError("moments that are not finite")
-
-
-def statistics_of(state: Mapping[str, Tensor], entry: int, sized: Sized | None = None) -> Statistics:
-    """One slot of the state of `sums.Sums`, as the accumulators hold it.
-
-    Raises:
-        ValueError: tensors of other shapes than `sized`.
-    """
-    if sized is not None:
-        sized.check(state)
-    held = {name: tensor[entry].clone() for name, tensor in state.items()}
-    made, rows = Statistics(), int(held["norms"][0])
-    made.counts.counts = held["counts"]
-    made.norms.histogram, made.norms.moments, made.norms.extremes = held["histogram"], held["norms"], held["extremes"]
-    if rows:
-        made.dimensions.count = made.outliers.count = rows
-        made.dimensions.mean, made.dimensions.squares = held["mean"], held["squares"]
-        made.outliers.largest, made.outliers.exceeds = held["largest"], held["exceeds"]
-    return made
-
-
-def range_name(number: int) -> str:
-    """A range of positions in words."""
-    last = number + 1 == len(POSITIONS)
-    return f"{POSITIONS[number]} on" if last else f"{POSITIONS[number]} to {POSITIONS[number + 1] - 1}"
+def check(state: Mapping[str, Tensor], slots: int, width: int) -> None:
+    """Raises ValueError where sums of so many slots and channels have other shapes or dtypes, or a moment that is not finite."""
+    whole, exact = torch.int64, torch.float64
+    for name, shape, dtype in (
+        ("counts", (slots, 5), whole), ("histogram", (slots, BINS), whole), ("norms", (slots, 5), exact),
+        ("extremes", (slots, 2), exact), ("mean", (slots, width), exact), ("squares", (slots, width), exact),
+        ("largest", (slots, width), torch.float32), ("exceeds", (slots, width), whole),
+    ):
+        if tuple(state[name].shape) != shape or state[name].dtype != dtype:
+            raise ValueError(f"{name} is {state[name].dtype} {list(state[name].shape)}")
+    if any(not bool(state[name].isfinite().all()) for name in ("norms", "mean", "squares")):
+        raise ValueError("moments that are not finite")
 
 
 def run_name(number: int, apart: int, requests: int) -> str:
@@ -155,12 +127,16 @@ def _sampled(made: Fingerprint, opened: TensorFile, apart: int, requests: int) -
     made.every, made.notes = (every,), (f"samples and cosines are of {len(rows)} rows that were kept whole",)
     for entry in range(rows.shape[1]):
         made.samples.setdefault(entry, RowSample()).update_finite(rows[:, entry])
+        shape = made.shapes.setdefault(entry, Shape())
+        shape.values.update(rows[:, entry])
+        shape.sketch.update(rows[:, entry])
+        shape.slices.update(rows[:, entry])
     usable = (rows != 0).any(-1).all(1)
     found = cosines_of(rows[usable].float())
     places = torch.bucketize(about[usable, 1], torch.tensor(POSITIONS), right=True) - 1
     runs = about[usable, 0] // apart
     for kind, numbers in (("position", places), ("group", runs)):
         for number in numbers.unique().tolist():
-            name = range_name(number) if kind == "position" else run_name(number, apart, requests)
+            name = name_of(number) if kind == "position" else run_name(number, apart, requests)
             made.parts.setdefault((kind, name), Part()).cosines.update_found(found[numbers == number])  # type: ignore[arg-type]
 
