@@ -15,8 +15,8 @@ from support import LAYERS, WIDTH, random_draft, save_target
 from torch import Tensor
 
 from draftscope.boundaries import Boundary
-from draftscope.cli.capture import parse_bytes
 from draftscope.cli.main import run
+from draftscope.cli.sizes import parse_bytes
 from draftscope.eagle3.checkpoint import save_native
 from draftscope.eagle3.generate import generate
 from draftscope.eagle3.generated import Generated

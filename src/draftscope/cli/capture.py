@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import wraps
@@ -27,6 +26,7 @@ from draftscope.cli.generate import (
     prepare,
     report,
 )
+from draftscope.cli.sizes import parse_bytes
 from draftscope.cli.speculation import KOption, NodesOption, StepsOption, TopkOption, shape_of
 from draftscope.errors import UsageError
 from draftscope.text import count, visible
@@ -261,13 +261,3 @@ def _counted(captured: dict[str, Any]) -> str:
 
 
 app.command("verify")(verify.command)
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
-
-
-def parse_bytes(text: str) -> int:
-    """`500MB`, `2GiB`, `1000` as bytes."""
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        raise UsageError(f"--max-bytes {text!r} is not a size", remedy="For example 500MB or 2GiB")
-    power = " kmgt".index(match[2].lower()) if match[2] else 0
-    return int(float(match[1]) * (1024 if match[3] else 1000) ** power)

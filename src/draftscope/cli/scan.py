@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import shlex
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,10 +24,23 @@ from draftscope.cli.common import (
     setup,
 )
 from draftscope.cli.elsewhere import MemoryOption, OnOption, PythonOption, host_of
+from draftscope.cli.scanning import (
+    PiecesOption,
+    ProjectOption,
+    RayOption,
+    RayResourceOption,
+    Work,
+    WorkersOption,
+    by_ray,
+    forget,
+    merge,
+    projected,
+    there,
+)
 from draftscope.errors import DraftscopeError, UsageError
 
 if TYPE_CHECKING:
-    from draftscope.scan.fingerprint import Fingerprint
+    from draftscope.scan.scan import Progress
 
 def command(
     sources: Annotated[
@@ -38,7 +52,8 @@ def command(
         int | None, typer.Option("--slots", min=1, metavar="N", help="Slots in a capture's rows; without it found, else 3.")
     ] = None,
     shard: Annotated[
-        str | None, typer.Option("--shard", metavar="I/N", help="Every N-th sequence from the I-th (0 .. N-1); merge them later.")
+        str | None, typer.Option("--shard", metavar="I/N|auto", help="Every N-th file from the I-th (0 .. N-1), or as torchrun "
+                                 "or Slurm say; {i} in FILE is I. Merge them later.")
     ] = None,
     groups: Annotated[Path | None, typer.Option(
         "--groups", metavar="FILE",
@@ -56,6 +71,11 @@ def command(
     engine: Annotated[str | None, typer.Option(
         "--engine", metavar="NAME", help="What passes over the rows: numba, torch or numpy; without it the fastest that works.")
     ] = None,
+    ray: RayOption = None,
+    ray_resource: RayResourceOption = None,
+    pieces: PiecesOption = None,
+    project: ProjectOption = None,
+    workers: WorkersOption = 1,
     on: OnOption = None,
     python: PythonOption = "python3",
     memory: MemoryOption = 4.0,
@@ -74,39 +94,51 @@ def command(
     from draftscope.report.comparison import fingerprint_story
     from draftscope.report.scanning import estimate_story, estimates
     from draftscope.scan.fingerprint import is_fingerprint
+    from draftscope.scan.merging import NUMBER, shard_of
+    from draftscope.scan.served import is_statistics, load_statistics
+    from draftscope.states.places import place
 
+    part = None if shard is None else shard_of(shard)
+    if part is not None:
+        out = Path(str(out).replace(NUMBER, str(part[0])))
     check_writable(out)
     check_own(out, lambda start: is_fingerprint(out))
     here = {"--slots": slots, "--shard": shard, "--every": every, "--groups": groups, "--sample": sample, "--budget": budget,
             "--resume": resume or None, "--engine": engine}
+    spread = {"--ray-resource": ray_resource, "--pieces": pieces}
+    host = host_of(on, python, memory, threads)
     if sources[0] == "merge":
-        _refuse(here | {"--on": on}, "are for scanning, not for merging")
-        result = _merged(sources[1:])
-        result.save(out)
+        _refuse(here | spread | {"--on": on, "--ray": ray, "--project": project}, "are for scanning, not for merging")
+        work = merge(ui, sources[1:])
     elif len(sources) > 1:
         raise UsageError("one source at a time", remedy="Scan each, then `draftscope scan merge`")
-    elif (there := host_of(on, python, memory, threads)) is not None:
+    elif ray is not None:
+        _refuse({name: value for name, value in here.items() if name in ("--shard", "--sample", "--budget", "--resume")} | {"--on": on},
+                "do not go with --ray")
+        work = by_ray(ui, sources[0], format, ray, ray_resource, pieces, slots=slots, every=every, skip_bad=skip_bad, engine=engine,
+                      groups=None if groups is None else _groups(groups, group_by), threads=threads or 1)
+    elif host is not None:
         far = {name: value for name, value in here.items() if name not in ("--slots", "--shard", "--every")}
-        _refuse(far, "are for scanning here")
-        from draftscope.elsewhere.answers import scan_there
-
-        with ui.progress(f"scanning {there.path(sources[0])}", unit="sequences") as advance:
-            scanned = scan_there(there, sources[0], slots=slots, shard=_shard(shard), every=every, format=format,
-                                 skip_bad=skip_bad, on_items=advance)
-        result = scanned.fingerprint
-        result.save(out)
-        ui.note_source(scanned)
-        if scanned.skips > len(scanned.skipped):
-            ui.note(f"and {scanned.skips - len(scanned.skipped)} more")
+        _refuse(far | spread | {"--project": project}, "are for scanning here, or for --ray")
+        work = there(ui, host, sources[0], out, slots=slots, shard=part, every=every, format=format, skip_bad=skip_bad)
+    elif is_statistics(place(sources[0])):
+        _refuse(here | spread | {"--project": project}, "are for scanning: this capture kept statistics alone")
+        work = Work(load_statistics(place(sources[0])))
     else:
-        asked = _Asked(slots, _shard(shard), every, None if groups is None else _groups(groups, group_by), sample, budget, engine,
-                       skip_bad)
-        result = _scanned(ui, sources[0], out, format, asked, resume, _said(sources[0], here, group_by if groups else None))
+        _refuse(spread, "are for --ray")
+        asked = _Asked(slots, part, every, None if groups is None else _groups(groups, group_by), sample, budget, engine, skip_bad)
+        work = _scanned(ui, sources[0], out, format, asked, resume, _said(sources[0], here, group_by if groups else None))
+    result = work.fingerprint
+    if not work.written:
+        result.save(out)
+    if host is not None:
+        forget(out)
     side = side_of(result)
     for part_of_story in (*fingerprint_story(side), *estimate_story(result)):
         ui.print(part_of_story)
+    more = work.more | projected(ui, project, workers, work.done, work.workers)
     ui.print(f"written to {out}")
-    made = {"schema": "draftscope.scan/1", "fingerprint": str(out), **side.model_dump()}
+    made = {"schema": "draftscope.scan/1", "fingerprint": str(out), **side.model_dump(), **more}
     if result.estimated:
         made["estimate"] = {"asked": [vars(one) for one in result.estimated], "figures": estimates(result)}
     ui.write_json(made)
@@ -127,9 +159,10 @@ class _Asked:
     skip_bad: bool
 
 
-def _scanned(ui: Ui, path: str, out: Path, format: str | None, asked: _Asked, resume: bool, command: str) -> Fingerprint:
+def _scanned(ui: Ui, path: str, out: Path, format: str | None, asked: _Asked, resume: bool, command: str) -> Work:
     """Scan a source that is readable here, into a file."""
     from draftscope.report.scanning import front
+    from draftscope.scan.pieces import Done, from_disk
     from draftscope.scan.resuming import choice_of, partial_of, scan_to
     from draftscope.scan.rich import share_of
     from draftscope.scan.scan import Settings
@@ -148,25 +181,23 @@ def _scanned(ui: Ui, path: str, out: Path, format: str | None, asked: _Asked, re
             shown.kept = f"{done:,} of {of:,} files are safe in {partial_of(out).name}"
             keep(f"{shown.kept}; go on with --resume")
 
-        result = scan_to(out, source, settings, choice, resume=resume, command=command, on_progress=on_progress, on_kept=on_kept)
+        def on_item(progress: Progress) -> None:
+            taken.append((progress.done, progress.rows, progress.size))
+            del taken[1:-1]
+            on_progress(progress)
+
+        taken: list[tuple[int, int, int]] = []
+        begun, disk = time.monotonic(), from_disk()
+        result = scan_to(out, source, settings, choice, resume=resume, command=command, on_progress=on_item, on_kept=on_kept)
+        seconds, ended = time.monotonic() - begun, from_disk()
     ui.note_source(source)
     engines = {one.engine for one in result.provenance}
     if engines != {"numba"}:
         ui.note(f"the passes ran on {' and '.join(sorted(engines))}, many times slower than compiled"
                 + ("" if asked.engine else " (`pip install 'draftscope[fast]'`)"))
-    return result
-
-
-def _merged(names: list[str]) -> Fingerprint:
-    from draftscope.scan.fingerprint import load_fingerprint
-    from draftscope.states.places import place
-
-    if len(names) < 2:
-        raise UsageError("nothing to merge", remedy="Name two fingerprints or more")
-    result = load_fingerprint(place(names[0]))
-    for name in names[1:]:
-        result = result.merge(load_fingerprint(place(name)))
-    return result
+    files, rows, size = taken[-1] if taken else (0, 0, 0)
+    done = Done(files, rows, size, seconds, ended - disk if min(disk, ended) >= 0 else -1, "")
+    return Work(result, [done], written=True)
 
 
 def _refuse(options: Mapping[str, object], why: str) -> None:
@@ -202,12 +233,3 @@ def _groups(path: Path, key: str) -> dict[int, str]:
     if not found:
         raise UsageError(f"no line has the key {key!r}", where=str(path), remedy="Name another with --group-by")
     return found
-
-
-def _shard(text: str | None) -> tuple[int, int] | None:
-    if text is None:
-        return None
-    number, _, count = text.partition("/")
-    if not (number.isdecimal() and count.isdecimal() and int(number) < int(count)):
-        raise UsageError(f"no shard: `{text}`", remedy="Write I/N with I from 0 to N-1, such as 0/4")
-    return int(number), int(count)
