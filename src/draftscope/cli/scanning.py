@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -91,12 +92,22 @@ def there(ui: Ui, host: Host, path: str, out: Path, **asked: Any) -> Work:
     """A scan where the files lie; what came before a connection was lost is gone on from."""
     from draftscope.elsewhere.answers import scan_there
 
-    with ui.progress(f"scanning {host.path(path)}", unit="sequences") as advance:
-        scanned = scan_there(host, path, on_items=advance, **asked)
+    keep("what has come so far is kept; the same command goes on from there")
+    with ui.progress(f"scanning {host.path(path)}", unit="files") as advance:
+        scanned = scan_there(host, path, out, on_items=advance,
+                             on_begin=lambda files, before: advance(before, total=files), **asked)
+    if scanned.before:
+        ui.note(f"went on after {count(scanned.before, 'file')} that had come before")
     ui.note_source(scanned)
     if scanned.skips > len(scanned.skipped):
         ui.note(f"and {scanned.skips - len(scanned.skipped)} more")
-    return Work(scanned.fingerprint)
+    return Work(scanned.fingerprint, more={"resumed_after": scanned.before} if scanned.before else {})
+
+
+def forget(out: Path) -> None:
+    """Remove what was kept of scans elsewhere that were to end in this file, which is there now."""
+    for path in out.parent.glob(f".{glob.escape(out.name)}.*-*-*.partial"):
+        path.unlink(missing_ok=True)
 
 
 def projected(ui: Ui, size: str | None, workers: int, done: Sequence[Done], ran: int) -> dict[str, Any]:

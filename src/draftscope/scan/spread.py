@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from typing import Any
 
@@ -178,6 +178,10 @@ def _piece(job: Job, listing: Listing, span: range) -> tuple[Done | Failed, Piec
     except DraftscopeError as error:
         failed = _failed(error)
         return failed, failed
+    import ray
+
+    node = ray.get_runtime_context().get_node_id()[:8]
+    piece.done = replace(piece.done, node=f"{piece.done.node} {node}")
     return piece.done, piece
 
 
