@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -113,10 +113,9 @@ def command(
     elif len(sources) > 1:
         raise UsageError("one source at a time", remedy="Scan each, then `draftscope scan merge`")
     elif ray is not None:
-        _refuse({name: value for name, value in here.items() if name in ("--shard", "--sample", "--budget", "--resume")} | {"--on": on},
-                "do not go with --ray")
-        work = by_ray(ui, sources[0], format, ray, ray_resource, pieces, slots=slots, every=every, skip_bad=skip_bad, engine=engine,
-                      groups=None if groups is None else _groups(groups, group_by), threads=threads or 1)
+        _refuse({name: here[name] for name in ("--shard", "--sample", "--budget", "--resume")} | {"--on": on}, "do not go with --ray")
+        work = by_ray(ui, sources[0], format, ray, ray_resource, pieces, slots=slots, every=every, skip_bad=skip_bad,
+                      engine=engine, groups=None if groups is None else _groups(groups, group_by), threads=threads or 1)
     elif host is not None:
         far = {name: value for name, value in here.items() if name not in ("--slots", "--shard", "--every")}
         _refuse(far | spread | {"--project": project}, "are for scanning here, or for --ray")
@@ -126,7 +125,8 @@ def command(
         work = Work(load_statistics(place(sources[0])))
     else:
         _refuse(spread, "are for --ray")
-        asked = _Asked(slots, part, every, None if groups is None else _groups(groups, group_by), sample, budget, engine, skip_bad)
+        asked = _Asked(slots, part, every, None if groups is None else _groups(groups, group_by), sample, budget, engine,
+                       skip_bad)
         work = _scanned(ui, sources[0], out, format, asked, resume, _said(sources[0], here, group_by if groups else None))
     result = work.fingerprint
     if not work.written:
