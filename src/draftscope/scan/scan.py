@@ -90,10 +90,10 @@ def scan(
     """
     if every is not None and every < 1:
         raise UsageError(f"one row of every {every}", remedy="Say 1 for all rows, or more")
-    if shard is not None and not 0 <= shard[0] < shard[1]:
-        raise UsageError(f"shard {shard[0]} of {shard[1]}", remedy="Shards are numbered from 0 to n - 1")
-    chosen = list(range(len(source)) if positions is None else positions)
+    chosen: Sequence[int] = range(len(source)) if positions is None else positions
     if shard is not None:
+        if not 0 <= shard[0] < shard[1]:
+            raise UsageError(f"shard {shard[0]} of {shard[1]}", remedy="Shards are numbered from 0 to n - 1")
         chosen = chosen[shard[0] :: shard[1]]
     settings = Settings(slots, skip_odd, groups, share_of(len(source)) if every is None else every, engine, threads)
     course = Course(source, settings, chosen)
