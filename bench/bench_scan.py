@@ -2,13 +2,13 @@
 
     python bench/bench_scan.py [--gigabytes 2] [--rounds 3] [--threads N] [--folder DIR] [--shapes 7168 576] [--cold]
 
-Data of the shape [1281, H] bf16, four entries a sample, are made once and deleted at the end. Per round all run in turn, each in a
-process of its own so that peak memory is its own: `dd` of every file (`cat` where files are small: starting one `dd` a file would
-be most of the time), the default scan, with the share of rows taken whole that a source of 100,000 samples gets, its core tier as
-good as alone (one row in 10^9 taken whole), the same with one thread, two processes of one thread on a half each, and, over a tenth
-of the files, a plain torch script with the figures of the core tier. Rates are bytes over wall time and, since a machine is
-seldom alone, over processor time. That the figures agree is checked. With --cold the page cache is emptied of the files before
-`dd` and the default scan, which then read the disk. Writes bench/results/scan.json.
+Data of the shape [1281, H] bf16, four entries a sample, are made once and deleted at the end. Per round all run in turn, each in
+a process of its own so that peak memory is its own: `dd` of every file (`cat` where files are small: starting one `dd` a file
+would be most of the time), the default scan, with the share of rows taken whole that a source of 100,000 samples gets, its core
+tier as good as alone (one row in 10^9 taken whole), the same with one thread, two processes of one thread on a half each, and,
+over a tenth of the files, a plain torch script with the figures of the core tier. Rates are bytes over wall time and, since a
+machine is seldom alone, over processor time. That the figures agree is checked. With --cold the page cache is emptied of the files
+before `dd` and the default scan, which then read the disk. Writes bench/results/scan.json.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ def contest(folder: Path, width: int, wanted: float, rounds: int, threads: int, 
     size = make(data, width, wanted)
     files = files_of(data)
     tenth = sum(file.stat().st_size for file in files[::TENTH])
-    print(f"[{ROWS}, {ENTRIES}, {width}] bf16, {len(files)} samples, {size / 1e9:.2f} GB, passes by {engine_of().name}", flush=True)
+    print(f"[{ROWS}, {ENTRIES}, {width}] bf16, {len(files)} samples, {size / 1e9:.2f} GB, by {engine_of().name}", flush=True)
     told: dict[str, list[dict[str, float]]] = {}
 
     def note(name: str, found: dict[str, float], amount: int) -> None:
@@ -214,9 +214,8 @@ def contest(folder: Path, width: int, wanted: float, rounds: int, threads: int, 
             note("dd, cold", read(files), size)
             forget(files)
             note("scan, cold", run(["scan"], data, threads, out), size)
-        print(f"round {round_ + 1}: " + ", ".join(
-            f"{name} {found[-1]['wall']:.2f} GB/s ({found[-1]['processor']:.2f} a processor second)" for name, found in told.items()),
-            flush=True)
+        rates = [f"{name} {found[-1]['wall']:.2f} ({found[-1]['processor']:.2f})" for name, found in told.items()]
+        print(f"round {round_ + 1}, GB/s (a processor second): {', '.join(rates)}", flush=True)
     part = folder / f"{width}-tenth"
     part.mkdir()
     for file in files[::TENTH]:
@@ -261,8 +260,8 @@ def main() -> None:
         return
     folder = Path(tempfile.mkdtemp(prefix="bench-scan-", dir=options.folder))
     try:
-        told = [contest(folder, width, options.gigabytes * 1e9 / (4 if number else 1), options.rounds, options.threads, options.cold)
-                for number, width in enumerate(options.shapes)]
+        told = [contest(folder, width, options.gigabytes * 1e9 / (4 if number else 1), options.rounds, options.threads,
+                        options.cold) for number, width in enumerate(options.shapes)]
     finally:
         shutil.rmtree(folder)
     options.out.parent.mkdir(parents=True, exist_ok=True)
