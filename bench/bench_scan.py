@@ -7,8 +7,8 @@ a process of its own so that peak memory is its own: `dd` of every file (`cat` w
 would be most of the time), the default scan, with the share of rows taken whole that a source of 100,000 samples gets, its core
 tier as good as alone (one row in 10^9 taken whole), the same with one thread, two processes of one thread on a half each, and,
 over a tenth of the files, a plain torch script with the figures of the core tier. Rates are bytes over wall time and, since a
-machine is seldom alone, over processor time. That the figures agree is checked. With --cold the page cache is emptied of the files
-before `dd` and the default scan, which then read the disk. Writes bench/results/scan.json.
+machine is seldom alone, over processor time. That the figures agree is checked. With --cold the page cache is emptied of the
+files before `dd` and the default scan, which then read the disk. Writes bench/results/scan.json.
 """
 
 from __future__ import annotations
