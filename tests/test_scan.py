@@ -26,7 +26,7 @@ from draftscope.scan.joint import Cosines, RowSample, row_keys
 from draftscope.scan.packing import checksum
 from draftscope.scan.rich import rich_rows, share_of
 from draftscope.scan.scan import group_of, scan
-from draftscope.scan.shapes import Neighbours, Sketch, Slices, ValueHistogram, test_matrix
+from draftscope.scan.shapes import Neighbours, Sketch, Slices, ValueHistogram, omega_of
 from draftscope.scan.statistics import SHAPES
 from draftscope.scan.tally import classes_of, half_of
 from draftscope.states.capture import write_trace
@@ -111,7 +111,7 @@ def reference(kind: type, rows: Tensor) -> list[float | None]:
         # Sign, exponent and three bits of the mantissa.
         return [len(ordered), *(float(((value + np.float32(0)).view(np.uint32) >> 20 << 20).view(np.float32)) for value in at)]
     if kind is Slices:
-        along = usable @ test_matrix(WIDTH)[:, :16]
+        along = usable @ omega_of(WIDTH)[:, :16]
         return [len(usable), *along.mean(0).tolist(), *along.var(0, correction=0).tolist()]
     if kind in (RowSample, Sketch):
         distinct = usable.unique(dim=0) if kind is RowSample else usable
@@ -467,7 +467,7 @@ def _unpacked(version: int, path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("version", [2])
+@pytest.mark.parametrize("version", [2, 3])
 def test_fingerprints_of_every_version_are_read(version: int, tmp_path: Path) -> None:
     """Files that the releases wrote, with the figures of their rows in float64."""
     path = _unpacked(version, tmp_path / "f")
@@ -482,6 +482,8 @@ def test_fingerprints_of_every_version_are_read(version: int, tmp_path: Path) ->
         assert held.dimensions.result().variance.tolist() == pytest.approx(expected["answers"]["variance"][entry], rel=1e-12)
         assert held.norms.result().mean == pytest.approx(expected["answers"]["norm"][entry], rel=1e-12)
         assert len(found.samples[entry].rows) == 8
+    assert len(found.inputs) == len(found.kept.result()) == (2 if version > 2 else 0)
+    assert [shape.sketch.count for shape in found.shapes.values()] == ([8, 8, 8] if version > 2 else [])
     with pytest.raises(DraftscopeError, match="twice"):
         found.merge(found)
     again = tmp_path / "again"

@@ -302,7 +302,7 @@ class TestBadInput:
         assert found.statistics(0, ("first",)).counts.result().rows == 4
 
     def test_a_shard_given_twice_is_named(self, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        """Wherever it lies, by what it holds: the same file under another path counts as the same, another file of its name does not."""
+        """Wherever it lies, by what it holds: another file of its name counts as another."""
         elsewhere = folder_of(tmp_path / "elsewhere" / "deep", [sample(i) for i in (3, 30)])
         first, second = tmp_path / "first", tmp_path / "second"
         assert run(["scan", str(data), "-o", str(first)]) == 0

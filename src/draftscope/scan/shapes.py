@@ -1,6 +1,6 @@
 """What whole rows of an entry show: how values are distributed, principal components, projections, likeness of neighbours.
 
-The accumulators keep the contract of `scan.accumulators`, and take rows [N, H]. All are sums, so that merging is exact but for rounding.
+The accumulators keep the contract of `scan.accumulators`. All are sums, so that merging is exact but for rounding.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class ValuesResult:
 
 
 @lru_cache(maxsize=8)
-def test_matrix(width: int) -> Tensor:
+def omega_of(width: int) -> Tensor:
     """[width, DIRECTIONS] float64, standard normal, the same everywhere: SplitMix64 of the place, then Box and Muller."""
     with np.errstate(over="ignore"):
         key = np.arange(1, 2 * width * DIRECTIONS + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
@@ -108,10 +108,11 @@ class ComponentsResult:
 class Sketch:
     """The covariance C of rows through Y = C Omega, with Omega [H, k] standard normal, k = `DIRECTIONS`.
 
-    Rows count from their mean. Y is a sum over rows, so that sketches add up. Components come from the Nystrom approximation Y (Omega' Y)^-1 Y' (Tropp,
-    Yurtsever, Udell and Cevher, Fixed-rank approximation of a positive-semidefinite matrix from streaming data, NIPS 2017,
-    algorithm 3). Their theorem 4.1: cut to rank r < k - 1 its expected error in the nuclear norm is at most 1 + r / (k - r - 1)
-    times that of the best approximation of that rank: with k = 32, 1.19 times at r = 5 and 2.07 times at r = 16.
+    Rows count from their mean. Y is a sum over rows, so that sketches add up. Components come from the Nystrom approximation
+    Y (Omega' Y)^-1 Y' (Tropp, Yurtsever, Udell and Cevher, Fixed-rank approximation of a positive-semidefinite matrix from
+    streaming data, NIPS 2017, algorithm 3). Their theorem 4.1: cut to rank r < k - 1 its expected error in the nuclear norm is
+    at most 1 + r / (k - r - 1) times that of the best approximation of that rank: with k = 32, 1.19 times at r = 5 and 2.07
+    times at r = 16.
     """
 
     def __init__(self, width: int = 0) -> None:
@@ -127,7 +128,7 @@ class Sketch:
         part = Sketch()
         part.count, part.mean = len(rows), rows.mean(0)
         off = rows - part.mean
-        part.total, part.products = off.square().sum(), off.T @ (off @ test_matrix(rows.shape[1]).to(rows.device))
+        part.total, part.products = off.square().sum(), off.T @ (off @ omega_of(rows.shape[1]).to(rows.device))
         self.merge(part)
 
     def merge(self, other: Sketch) -> None:
@@ -142,7 +143,7 @@ class Sketch:
         count, delta = self.count + other.count, other.mean - self.mean
         weight = self.count * other.count / count
         self.total = self.total + other.total + delta.square().sum() * weight
-        self.products = (self.products + other.products).addr_(delta, delta @ test_matrix(len(delta)), alpha=weight)
+        self.products = (self.products + other.products).addr_(delta, delta @ omega_of(len(delta)), alpha=weight)
         self.mean = torch.add(self.mean, delta, alpha=other.count / count)
         self.count = count
 
@@ -166,7 +167,7 @@ class Sketch:
         keep = min(COMPONENTS, len(self.mean))
         if self.total == 0:
             return 0.0, torch.zeros(keep, dtype=torch.float64), torch.eye(len(self.mean), keep, dtype=torch.float64)
-        omega, products = test_matrix(len(self.mean)), self.products / self.total  # scaled, so that huge values stay finite
+        omega, products = omega_of(len(self.mean)), self.products / self.total  # scaled, so that huge values stay finite
         shift = torch.finfo(torch.float64).eps * products.norm() * len(self.mean) ** 0.5
         held, directions = _nystrom(products, omega, shift)
         return float(self.total) / self.count, held[:keep].clamp(0, 1), directions[:, :keep]
@@ -193,7 +194,7 @@ class Slices:
         rows = rows[finite_rows(rows)].double()
         if len(rows) == 0:
             return
-        projected = rows @ test_matrix(rows.shape[1])[:, :SLICES].to(rows.device)
+        projected = rows @ omega_of(rows.shape[1])[:, :SLICES].to(rows.device)
         self.moments.update_found(projected)
         bins = bins_of(projected).long() + BINS * torch.arange(SLICES)
         self.histogram += torch.bincount(bins.flatten(), minlength=SLICES * BINS).view(SLICES, BINS)
