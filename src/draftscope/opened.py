@@ -26,7 +26,7 @@ class Opened:
     """
 
     def __init__(self, source: Source) -> None:
-        self.source = source
+        self.source: Source = source
         self.kind: Literal["samples", "traces"] = source.kind
         self.path: Place = source.path
         self.format: str = source.format
