@@ -117,7 +117,8 @@ def command(
     elif len(sources) > 1:
         raise UsageError("one source at a time", remedy="Scan each, then `draftscope scan merge`")
     elif ray is not None:
-        _refuse({name: here[name] for name in ("--shard", "--sample", "--budget", "--resume")} | {"--on": on}, "do not go with --ray")
+        _refuse({name: here[name] for name in ("--shard", "--sample", "--budget", "--resume")} | {"--on": on},
+                "do not go with --ray")
         work = by_ray(ui, sources[0], format, ray, ray_resource, pieces, slots=slots, every=every, skip_bad=skip_bad,
                       engine=engine, groups=None if groups is None else _groups(groups, group_by), threads=threads or 1)
     elif host is not None:
