@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -276,3 +276,16 @@ def test_the_command_writes_what_its_schema_says(tmp_path: Path, capsys: pytest.
     assert run(["drill", "--from", str(tmp_path / "nothing")]) == 2
     assert run([*arguments, "--shard", "3/2"]) == 2
     assert run([*arguments, "--tokens", "some"]) == 2
+
+
+def test_what_cannot_be_planted_here_is_no_miss(pair: Pair, tmp_path: Path) -> None:
+    """A loader that refuses the spoilt file, and a family in which the fault does not exist."""
+    refused = Outcome(key="a", pair="p", kind="single", planted=[Planted(fault="weight-missing", variant="x")],
+                      impossible="refused")
+    found = score([refused])
+    assert not found.scores and not found.pairs
+    broken = replace(HEALTHY, export=("transpose fc.weight",))  # which is not square
+    case = Case("shapes", "single", broken, (Planted(fault="weight-missing", variant="x"),))
+    exercise(pair, [case], [64], tmp_path)
+    (told,) = read_outcomes(tmp_path)
+    assert told.impossible and told.error is None and not score([told]).scores
