@@ -99,6 +99,7 @@ def test_what_ranks_give_to_an_mlp_is_the_same_of_a_packed_target(tmp_path: Path
             expected = layer.mlp(layer.post_attention_layernorm(partial))
         torch.testing.assert_close(share, expected, rtol=1e-4, atol=1e-5)
     down.copy_(kept)
+    assert target.adds_shares(2) and packed.adds_shares(8) and not target.adds_shares(7)
     first = target.forward(ids, [Boundary(3, kind="partial", ranks=2)]).taps[..., 0, :]
     torch.testing.assert_close(first, partial + found[..., 0, :], rtol=1e-4, atol=1e-5)
 

@@ -131,6 +131,7 @@ def _cases(pair: Pair, which: list, *, pairs: int, clean: int, others: int, seed
     from draftscope.faults.plant import Plant
 
     healthy = Plant.healthy(pair.boundaries, pair.theta)
+    which = [(fault, variant) for fault, variant in which if not fault.beyond(variant, pair.target)]
     return cases.spread_evenly([
         list(cases.singles(healthy, which)),
         list(cases.others(healthy, which, pair.target.layers, others, seed)),

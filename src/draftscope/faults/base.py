@@ -12,6 +12,7 @@ from draftscope.faults.changes import Change
 from draftscope.faults.measurements import Measurements, SideName
 from draftscope.faults.plant import Plant
 from draftscope.findings import Evidence, Fix, Recovery, Strength, Verdict
+from draftscope.target.model import Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +136,10 @@ class Fault(ABC):
     @abstractmethod
     def make(self, plant: Plant, variant: str) -> Plant:
         """The set-up with this fault planted; ValueError for an unknown variant."""
+
+    def beyond(self, variant: str, target: Target) -> str:
+        """Why this variant cannot befall such a target; empty where it can."""
+        return ""
 
     def why_not(self, m: Measurements) -> str:
         """Where nothing was recognised: what was measured against what this fault would have shown, or what to hand over.
