@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+from draftscope.eagle3.config import DraftConfig
 from draftscope.eagle3.reading import D2T
 from draftscope.faults.changes import Change
 from draftscope.faults.measurements import Measurements, SideName
@@ -137,8 +138,8 @@ class Fault(ABC):
     def make(self, plant: Plant, variant: str) -> Plant:
         """The set-up with this fault planted; ValueError for an unknown variant."""
 
-    def beyond(self, variant: str, target: Target) -> str:
-        """Why this variant cannot befall such a target; empty where it can."""
+    def beyond(self, variant: str, target: Target, draft: DraftConfig) -> str:
+        """Why this variant cannot befall such a pair; empty where it can."""
         return ""
 
     def why_not(self, m: Measurements) -> str:

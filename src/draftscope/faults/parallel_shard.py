@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from draftscope.boundaries import Boundary
+from draftscope.eagle3.config import DraftConfig
 from draftscope.faults.base import Fault, Page, Suspicion, Trace, Undo, of_side
 from draftscope.faults.facts_rows import Blocks, RowFacts, Share, SlotRows
 from draftscope.faults.measurements import Measurements, SideFacts, SideName
@@ -193,7 +194,7 @@ class ParallelShard(Fault):
         wiring = replace(getattr(plant, side), spoilers=(made,))
         return replace(plant, **{side: wiring})
 
-    def beyond(self, variant: str, target: Target) -> str:
+    def beyond(self, variant: str, target: Target, draft: DraftConfig) -> str:
         ranks = _SUMS[variant][0] if variant in _SUMS else 0
         return "" if not ranks or target.adds_shares(ranks) else "its MLPs' outputs are not just the sum of the ranks' parts"
 
