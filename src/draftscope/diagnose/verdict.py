@@ -138,7 +138,9 @@ def _weigh(judged: Judged, examination: Examination) -> None:
         _blame_the_recording(suspicion)
         return
     if _worsens(effect) and suspicion.runtime and suspicion.undo is not None and examination.ladder is not None:
-        _of_the_runtime(judged, trained_so(examination.ladder, suspicion.undo, examination.as_read, examination.case.inputs.seed))
+        known = "trained" in examination.rungs  # else the training states do not fit the draft
+        _of_the_runtime(judged, trained_so(examination.ladder, suspicion.undo, examination.as_read,
+                                           examination.case.inputs.seed) if known else None)
         return
     if _worsens(effect) and (not by_slot or m.reference_from != TRAINED):
         _not_the_cost(judged)
