@@ -25,7 +25,7 @@ from draftscope.scan.accumulators import row_norms
 from draftscope.scan.core import CELLS, RANGES, SINK, Engine, Store, cells_of, class_of, engine_of, name_of
 from draftscope.scan.fingerprint import ORDINARY, Fingerprint, Part
 from draftscope.scan.rich import Rich
-from draftscope.scan.statistics import Kind, merge_into
+from draftscope.scan.statistics import RowClass, Statistics, merge_into
 from draftscope.states.mapped import release
 
 __all__ = ["SINK", "Tally", "add_sequence", "classes_of", "half_of"]
@@ -188,13 +188,16 @@ class Tally:
     def _hand_over(self, group: str) -> None:
         made = self.fingerprint
         for (_, half), store in sorted(self._held.pop(group).items()):
+            whole: dict[tuple[int, RowClass], Statistics] = {}  # over ranges of positions
             for entry, cell, found in store.results():
                 row_class, at = class_of(cell)
+                if row_class in ORDINARY:
+                    merge_into(made.parts.setdefault(("position", name_of(at)), Part()).cells, (entry, row_class), found)
+                merge_into(whole, (entry, row_class), found)
+            for (entry, row_class), found in whole.items():
                 merge_into(made.cells, (entry, row_class, half), found)
                 if row_class in ORDINARY:
-                    names: tuple[tuple[Kind, str], ...] = (("position", name_of(at)), ("group", group))
-                    for part in names:
-                        merge_into(made.parts.setdefault(part, Part()).cells, (entry, row_class), found)
+                    merge_into(made.parts.setdefault(("group", group), Part()).cells, (entry, row_class), found)
 
     @contextmanager
     def _quiet(self) -> Iterator[None]:
