@@ -115,7 +115,7 @@ class Tally:
         self._take_up()
         for group in list(self._held):
             self._hand_over(group)
-        with self._quiet():
+        with quiet(self.engine):
             self._rich.flush()
         if self._pool is not None and self._own:
             self._pool.shutdown()
@@ -138,7 +138,7 @@ class Tally:
             self._held[item.group] = self._held.pop(item.group, {})
             self._store(item)
         columns = _columns(width, self._threads // entries if self.engine.compiled else 1)
-        with self._quiet():
+        with quiet(self.engine):
             if len(columns) == 1 and all(len(item.blocks()) == 1 for item in batch):
                 self._map(partial(self._entry, batch), range(entries))
             else:
@@ -199,18 +199,22 @@ class Tally:
                 if row_class in ORDINARY:
                     merge_into(made.parts.setdefault(("group", group), Part()).cells, (entry, row_class), found)
 
-    @contextmanager
-    def _quiet(self) -> Iterator[None]:
-        """torch with one thread: what is small is slower with several, the more so beside threads of ours."""
-        before = torch.get_num_threads()
-        if not self.engine.compiled or before == 1:
-            yield
-            return
-        torch.set_num_threads(1)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
+
+@contextmanager
+def quiet(engine: Engine) -> Iterator[None]:
+    """torch with one thread beside compiled passes: what is small is slower with several, and those that wait spin.
+
+    Threads that are started meanwhile have one, too.
+    """
+    before = torch.get_num_threads()
+    if not engine.compiled or before == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _measure(item: _Item, start: int, stop: int, entry: int) -> None:
