@@ -17,7 +17,7 @@ from draftscope.scan.fingerprint import Estimated, Fingerprint, Odd, Origin, Pro
 from draftscope.scan.inputs import Input, identity_of
 from draftscope.scan.reading import Read, read_ahead
 from draftscope.scan.rich import share_of
-from draftscope.scan.tally import Tally
+from draftscope.scan.tally import Tally, quiet
 from draftscope.states.folder import FileSource, why_of
 from draftscope.states.places import Place
 from draftscope.states.types import Sample, Skipped, Source, Trace
@@ -129,7 +129,7 @@ class Course:
         """Go on to the end, chunk after chunk."""
         threads = self.settings.threads or torch.get_num_threads()
         ended = False
-        with _pool(threads) as pool:
+        with quiet(self.engine), _pool(threads) as pool:
             while not ended and self.next < len(self.chosen):
                 with closing(read_ahead(self.source, self.chosen[self.next :])) as reads:
                     while True:
