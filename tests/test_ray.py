@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from farside import free_port
 from test_pieces import alike, identical, write_source
 
 from draftscope.cli.main import run
@@ -32,15 +34,31 @@ def site() -> Path:
     return folder / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
 
 
+def patiently(call: Any) -> Any:
+    """On a machine that is busy a node takes longer to register than the half minute that Ray waits."""
+    def asked(*args: Any, **named: Any) -> Any:
+        for _ in range(90):
+            try:
+                return call(*args, **named)
+            except RuntimeError:
+                time.sleep(1)
+        return call(*args, **named)
+
+    return asked
+
+
 def add_node(nodes: Any, **more: Any) -> None:
-    """One more node, of one processor. On a machine that is busy Ray gives up after half a minute: it is asked again."""
-    for attempt in range(6):
+    """One more node, of one processor."""
+    for attempt in range(3):
         try:
-            nodes.add_node(num_cpus=1, object_store_memory=100 * 2**20, include_dashboard=False, **more)
+            # Of ports that are given the raylet does not wait to be told, which it does for 15 seconds at most.
+            ports = {name: free_port() for name in (
+                "metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")}
+            nodes.add_node(num_cpus=1, object_store_memory=100 * 2**20, include_dashboard=False, no_monitor=True, **ports, **more)
             nodes.wait_for_nodes(timeout=120)
             return
         except Exception:
-            if attempt == 5:
+            if attempt == 2:
                 raise
 
 
@@ -56,8 +74,12 @@ def cluster() -> Iterator[Any]:
         for name, value in (("RAY_USAGE_STATS_ENABLED", "0"), ("OMP_NUM_THREADS", "1"), ("RAY_health_check_period_ms", "1000"),
                             ("RAY_worker_register_timeout_seconds", "300"), ("RAY_prestart_worker_first_driver", "0")):
             patch.setenv(name, value)
+        from ray._private import node, services
         from ray.cluster_utils import Cluster as Nodes
 
+        # The dashboard's server is of no use here, and its packages are not there.
+        patch.setattr(node.Node, "start_api_server", lambda self, **named: None)
+        patch.setattr(services, "get_node", patiently(services.get_node))
         nodes = Nodes()
         try:
             for _ in range(3):
