@@ -4,7 +4,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/pytest -q -n 2 --dist worksteal
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-embedded test-remote test-foreign test-vllm test-peers test-sglang lint drill docs-faults draft bench-generate bench-capture bench-train bench-scan schemas lock clean
+.PHONY: help venv demo test test-embedded test-remote test-browser test-foreign test-vllm test-peers test-sglang lint drill docs-faults draft bench-generate bench-capture bench-train bench-scan schemas lock clean
 WORK ?= $(HOME)/.cache/draftscope/embedded-train
 DRILL ?= $(HOME)/.cache/draftscope/drill
 STRONG ?= tests/data/narrow
@@ -21,7 +21,7 @@ demo: .venv/ready ## the case on the embedded pair: broken, diagnosed, fixed (AR
 	@$(BIN)/draftscope demo $(ARGS)
 
 test: .venv/ready ## the tests that need no engine and no long run
-	$(PYTEST) -m "embedded_quick or not (embedded or vllm or peers or sglang or remote)" $(ARGS)
+	$(PYTEST) -m "embedded_quick or not (embedded or vllm or peers or sglang or remote or browser)" $(ARGS)
 
 test-embedded: .venv/ready ## the tests on the embedded pair
 	$(PYTEST) -m embedded $(ARGS)
@@ -29,6 +29,10 @@ test-embedded: .venv/ready ## the tests on the embedded pair
 test-remote: .venv/ready ## the tests over S3 and ssh, both on this machine (sshd: Debian's openssh-server)
 	@scripts/env-remote "$(PYTHON)"
 	$(PYTEST) -m remote $(ARGS)
+
+test-browser: .venv/ready ## the report and the viewer in a real browser (Debian's chromium, or DRAFTSCOPE_CHROMIUM)
+	@scripts/env-browser "$(PYTHON)"
+	$(PYTEST) -n 0 -m browser $(ARGS)
 
 test-foreign: test-vllm test-peers test-sglang ## the next three, in environments of their own (some GB each)
 

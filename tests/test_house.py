@@ -22,7 +22,7 @@ SOURCE = ROOT / "src" / "draftscope"
 
 # A module may import from its own room and from those before it.
 ROOMS = [
-    "errors", "text", "stopping", "shares", "boundaries", "findings", "states", "scan", "target", "eagle3", "consumers",
+    "errors", "text", "stopping", "shares", "boundaries", "views", "findings", "states", "scan", "target", "eagle3", "consumers",
     "counterfactual", "engines", "pipeline", "compare", "faults", "linting", "inspecting", "elsewhere", "diagnose", "report",
     "embedded", "drilling", "gating", "cli", "__main__",
 ]

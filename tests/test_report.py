@@ -19,7 +19,7 @@ from rich.console import Console
 from draftscope.diagnose.norms import AT
 from draftscope.diagnose.verdict import SPANS
 from draftscope.findings import Diagnosis, Norms, RowNorms, SlotNorms
-from draftscope.report import curves, figures, words
+from draftscope.report import clouds, curves, figures, parts, strip, words
 from draftscope.report.drawing import decades
 from draftscope.report.html import page
 from draftscope.report.terminal import show
@@ -128,9 +128,14 @@ def test_the_page_asks_for_nothing_and_runs_nothing(example: Callable[[], Diagno
     text = page(example())
     parsed = Page(text)
     names = {tag for tag, _ in parsed.tags}
-    assert not names & {"a", "base", "embed", "foreignobject", "form", "iframe", "image", "img", "link", "object", "script"}
-    for _, attributes in parsed.tags:
-        assert not [key for key in attributes if key.startswith("on") or key in ("src", "href", "style", "xlink:href", "srcset")]
+    assert not names & {"base", "embed", "foreignobject", "form", "iframe", "image", "img", "link", "object", "script"}
+    places = {attributes.get("id") for _, attributes in parsed.tags} - {None}
+    for tag, attributes in parsed.tags:
+        assert not [key for key in attributes if key.startswith("on")]
+        assert not attributes.keys() & {"src", "style", "xlink:href", "srcset", "action"}
+        if "href" in attributes:
+            assert tag == "a"
+            assert str(attributes["href"]).removeprefix("#") in places
     assert "url(" not in parsed.style
     assert "@import" not in parsed.style
     assert len(text) < 3_000_000
@@ -310,6 +315,9 @@ def test_ticks_are_round_and_few(low: float, high: float) -> None:
     assert all(f"{tick:.0e}"[0] in "1235" and float(f"{tick:.0e}") == tick for tick in ticks)
 
 
+VOID = ("meta", "rect", "line", "polyline", "circle", "path", "input")
+
+
 class Outline(HTMLParser):
     """Headings, figures and what a keyboard reaches."""
 
@@ -341,11 +349,11 @@ class Outline(HTMLParser):
         if tag in ("td", "th"):
             self.columns[-1] += 1
             assert tag == "td" or held.get("scope") in ("row", "col")
-        if tag not in ("meta", "rect", "line", "polyline", "circle"):
+        if tag not in VOID:
             self._open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
-        if tag not in ("rect", "line", "polyline", "circle"):
+        if tag not in VOID:
             assert self._open.pop() == tag
 
 
@@ -371,6 +379,8 @@ def test_every_figure_has_its_sentence_and_its_data(example: Callable[[], Diagno
 
 def test_tables_are_as_wide_as_their_heads() -> None:
     for shown in (figures.ladder(case()), figures.positions(case()), curves.lags(case()), curves.norms(case()),
+                  clouds.channels(case()), clouds.components(case()), parts.breakdown(case(), "context"),
+                  parts.breakdown(case(), "kind"), parts.learning(case()), *strip.strips(case()),
                   *map(figures.heatmap, figures.heatmaps(case()))):
         assert shown is not None
         assert {len(row) for row in shown.table.rows} == {len(shown.table.head)}
@@ -379,8 +389,8 @@ def test_tables_are_as_wide_as_their_heads() -> None:
 def test_the_page_has_both_schemes_and_prints() -> None:
     style = Page(page(case())).style
     assert "@media screen and (prefers-color-scheme: dark)" in style
-    assert "details::details-content" in style.split("@media print")[1]
-    used = set(re.findall(r'class="([a-z0-9 ]+)"', page(large())))
+    assert "details:not(.long)::details-content" in style.split("@media print")[1]
+    used = set(re.findall(r'class="([a-z0-9 ]+)"', page(large()) + page(case())))
     plain = {"d0", "h10", "wiring"}  # an unbroken line, a full colour, the colour of most verdicts
     for name in {name for names in used for name in names.split()} - plain:
         assert f".{name}" in style, name

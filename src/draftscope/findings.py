@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from draftscope.views import Views
+
 NOT_REPLAYED = "the draft was not replayed"
 """How the entry of `next` begins that says why the ladder has no replayed rungs."""
 
@@ -245,6 +247,7 @@ class Diagnosis(Model):
     """By fault id, asked for with `--explain`: why it was, or was not, named, and where."""
     absorbed: Absorbed | None = None
     applied: Applied | None = None
+    views: Views = Field(default_factory=Views, description="what the report draws besides")
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 

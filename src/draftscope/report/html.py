@@ -14,7 +14,10 @@ from markupsafe import Markup
 
 from draftscope import text
 from draftscope.findings import Diagnosis
-from draftscope.report import curves, figures, words
+from draftscope.report import clouds, curves, figures, parts, strip, words
+
+LONG = 40
+"""Rows from which a table is not unfolded on paper."""
 
 
 def page(diagnosis: Diagnosis, *, title: str = "draftscope: diagnosis", heatmaps: Sequence[figures.Heatmap] | None = None) -> str:
@@ -29,8 +32,10 @@ def page(diagnosis: Diagnosis, *, title: str = "draftscope: diagnosis", heatmaps
         diagnosis=diagnosis, title=title, words=words, text=text, style=Markup(style), style_hash=_hash(style),
         verdict=words.verdict(diagnosis), ladder=figures.ladder(diagnosis), positions=figures.positions(diagnosis),
         rungs=words.rungs(diagnosis), k=words.most_drafted(diagnosis.acceptance), lags=curves.lags(diagnosis),
-        heatmaps=[figures.heatmap(each) for each in maps], norms=curves.norms(diagnosis),
-        version=metadata.version("draftscope"),
+        heatmaps=[figures.heatmap(each) for each in maps], norms=curves.norms(diagnosis), long=LONG,
+        channels=clouds.channels(diagnosis), components=clouds.components(diagnosis), learning=parts.learning(diagnosis),
+        by_context=parts.breakdown(diagnosis, "context"), by_kind=parts.breakdown(diagnosis, "kind"),
+        strips=strip.strips(diagnosis), statuses=strip.statuses, version=metadata.version("draftscope"),
     )
 
 
