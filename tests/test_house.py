@@ -24,7 +24,7 @@ SOURCE = ROOT / "src" / "draftscope"
 ROOMS = [
     "errors", "text", "stopping", "shares", "boundaries", "views", "findings", "states", "scan", "target", "eagle3", "consumers",
     "counterfactual", "engines", "pipeline", "compare", "faults", "linting", "inspecting", "elsewhere", "diagnose", "report",
-    "embedded", "drilling", "gating", "cli", "__main__",
+    "viewing", "embedded", "drilling", "gating", "cli", "__main__",
 ]
 LONGEST = 400
 WHOLE = {"inside.py": 1800}  # runs in engines' environments as one file

@@ -76,7 +76,7 @@ def command(
     elif (there := host_of(on, python, memory, threads)) is not None:
         from draftscope.elsewhere.answers import scan_there
 
-        with ui.progress(f"scanning {there.path(sources[0])}", unit="sequences") as advance:
+        with ui.progress(f"scanning {there.path(sources[0])}", unit="sequences", beside=out) as advance:
             scanned = scan_there(there, sources[0], slots=slots, shard=_shard(shard), every=every, format=format,
                                  skip_bad=skip_bad, on_items=advance)
         result = scanned.fingerprint
@@ -87,7 +87,7 @@ def command(
         source = open_source(sources[0], format, skip_bad=skip_bad)
         part = _shard(shard)
         total = len(source) if part is None else len(range(part[0], len(source), part[1]))
-        with ui.progress(f"scanning {source.path}", total=total, unit="sequences") as advance:
+        with ui.progress(f"scanning {source.path}", total=total, unit="sequences", beside=out) as advance:
             result = scan(source, slots=slots, shard=part, on_item=lambda rows, size: advance(1), skip_odd=skip_bad,
                           every=every, groups=None if groups is None else _groups(groups, group_by))
         ui.note_source(source)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Sequence
+from datetime import datetime
 from functools import cache
 from importlib import metadata, resources
 from typing import Any
@@ -27,9 +28,8 @@ def page(diagnosis: Diagnosis, *, title: str = "draftscope: diagnosis", heatmaps
         heatmaps: slot-by-boundary errors; without them those that the placement holds.
     """
     maps = figures.heatmaps(diagnosis) if heatmaps is None else heatmaps
-    style = _style()
-    return _environment().get_template("diagnosis.html").render(
-        diagnosis=diagnosis, title=title, words=words, text=text, style=Markup(style), style_hash=_hash(style),
+    return rendered(
+        "diagnosis.html", diagnosis=diagnosis, title=title, words=words, policy=policy(),
         verdict=words.verdict(diagnosis), ladder=figures.ladder(diagnosis), positions=figures.positions(diagnosis),
         rungs=words.rungs(diagnosis), k=words.most_drafted(diagnosis.acceptance), lags=curves.lags(diagnosis),
         heatmaps=[figures.heatmap(each) for each in maps], norms=curves.norms(diagnosis), long=LONG,
@@ -37,6 +37,23 @@ def page(diagnosis: Diagnosis, *, title: str = "draftscope: diagnosis", heatmaps
         by_context=parts.breakdown(diagnosis, "context"), by_kind=parts.breakdown(diagnosis, "kind"),
         strips=strip.strips(diagnosis), statuses=strip.statuses, version=metadata.version("draftscope"),
     )
+
+
+def rendered(template: str, **held: Any) -> str:
+    """One of the templates, with the style sheet; every string in it is escaped."""
+    return _environment().get_template(template).render(text=text, style=Markup(_style()), when=_when, **held)
+
+
+def policy(*, form: str = "'none'", frame: str = "", ancestors: str = "") -> str:
+    """What a page may do: show its own style sheet, by its hash, and nothing else."""
+    parts = ["default-src 'none'", f"style-src '{_hash(_style())}'", "base-uri 'none'", f"form-action {form}"]
+    parts += [f"frame-src {frame}"] if frame else []
+    parts += [f"frame-ancestors {ancestors}"] if ancestors else []
+    return "; ".join(parts)
+
+
+def _when(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M")
 
 
 @cache
