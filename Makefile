@@ -4,7 +4,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/pytest -q -n 2 --dist worksteal
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-embedded test-remote test-browser test-foreign test-vllm test-peers test-sglang lint drill docs-faults draft bench-generate bench-capture bench-train bench-scan schemas lock clean
+.PHONY: help venv demo test test-embedded test-remote test-ray test-browser test-foreign test-vllm test-peers test-sglang lint drill docs-faults draft bench-generate bench-capture bench-train bench-scan schemas lock clean test-docs docs docs-pages docs-tutorial wheel
 WORK ?= $(HOME)/.cache/draftscope/embedded-train
 DRILL ?= $(HOME)/.cache/draftscope/drill
 STRONG ?= tests/data/narrow
@@ -21,7 +21,7 @@ demo: .venv/ready ## the case on the embedded pair: broken, diagnosed, fixed (AR
 	@$(BIN)/draftscope demo $(ARGS)
 
 test: .venv/ready ## the tests that need no engine and no long run
-	$(PYTEST) -m "embedded_quick or not (embedded or vllm or peers or sglang or remote or browser)" $(ARGS)
+	$(PYTEST) -m "embedded_quick or not (embedded or vllm or peers or sglang or remote or ray or docs or browser)" $(ARGS)
 
 test-embedded: .venv/ready ## the tests on the embedded pair
 	$(PYTEST) -m embedded $(ARGS)
@@ -33,6 +33,14 @@ test-remote: .venv/ready ## the tests over S3 and ssh, both on this machine (ssh
 test-browser: .venv/ready ## the report and the viewer in a real browser (Debian's chromium, or DRAFTSCOPE_CHROMIUM)
 	@scripts/env-browser "$(PYTHON)"
 	$(PYTEST) -n 0 -m browser $(ARGS)
+
+test-ray: .venv/ready ## the tests on a Ray cluster of several nodes, all on this machine
+	@scripts/env-ray "$(PYTHON)"
+	$(PYTEST) -n 0 -m ray $(ARGS)
+
+test-docs: .venv/ready ## the site built, its links and what it would fetch (in an environment of its own, 140 MB)
+	@scripts/env-docs "$(PYTHON)"
+	$(PYTEST) -n 0 -m docs $(ARGS)
 
 test-foreign: test-vllm test-peers test-sglang ## the next three, in environments of their own (some GB each)
 
@@ -74,6 +82,19 @@ bench-capture: .venv/ready ## what a capture costs a vLLM server, interleaved in
 
 bench-scan: .venv/ready ## the scan against dd and a plain torch script, in GB a second
 	$(BIN)/python bench/bench_scan.py $(ARGS)
+
+docs: ## the documentation's site, into site/
+	@scripts/env-docs "$(PYTHON)"
+	@scripts/docs build
+
+docs-pages: .venv/ready ## the parts of docs/ that come from the code and from bench/results
+	$(BIN)/python scripts/docs-pages
+
+docs-tutorial: .venv/ready ## run docs/tutorial.md and quote what it prints, some minutes
+	$(BIN)/python scripts/docs-tutorial
+
+wheel: .venv/ready ## wheel and source archive, into dist/
+	$(BIN)/python scripts/build dist
 
 docs-faults: .venv/ready ## write docs/faults.md and docs/faults/ from the faults
 	$(BIN)/python scripts/fault-pages

@@ -27,10 +27,10 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from draftscope.scan.core import engine_of
 from draftscope.scan.fingerprint import Fingerprint
-from draftscope.scan.kernels import engine
+from draftscope.scan.rich import FULL
 from draftscope.scan.scan import scan
-from draftscope.scan.tally import FULL
 from draftscope.states.opening import open_source
 from draftscope.states.plain import write_sample
 from draftscope.states.types import Sample
@@ -137,7 +137,7 @@ def main() -> None:
         shutil.rmtree(folder)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps({
-        "threads": options.threads, "engine": engine(), "torch": torch.__version__, "machine": platform.machine(),
+        "threads": options.threads, "engine": engine_of().name, "torch": torch.__version__, "machine": platform.machine(),
         "cores": os.cpu_count(), "load": os.getloadavg(), "shapes": told,
         "peak_resident_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }, indent=1) + "\n")
@@ -147,7 +147,7 @@ def main() -> None:
 def contest(folder: Path, width: int, wanted: float, rounds: int) -> dict[str, Any]:
     size = make(folder, width, wanted)
     files = len(list(folder.iterdir()))
-    print(f"[{ROWS}, {ENTRIES}, {width}] bf16, {files} samples, {size / 1e9:.2f} GB, passes by {engine()}", flush=True)
+    print(f"[{ROWS}, {ENTRIES}, {width}] bf16, {files} samples, {size / 1e9:.2f} GB, passes by {engine_of().name}", flush=True)
     scan(open_source(folder), shard=(0, files))  # compiled, and the first file read
     runners: dict[str, Callable[[], Any]] = {
         "dd": lambda: read(folder), "scan": lambda: scan(open_source(folder), every=FULL),

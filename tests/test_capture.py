@@ -15,8 +15,8 @@ from support import LAYERS, WIDTH, random_draft, save_target
 from torch import Tensor
 
 from draftscope.boundaries import Boundary
-from draftscope.cli.capture import parse_bytes
 from draftscope.cli.main import run
+from draftscope.cli.sizes import parse_bytes
 from draftscope.eagle3.checkpoint import save_native
 from draftscope.eagle3.generate import generate
 from draftscope.eagle3.generated import Generated
@@ -25,6 +25,8 @@ from draftscope.engines.counters import read_counters
 from draftscope.engines.transformers import Capture, description
 from draftscope.errors import DraftscopeError, UsageError
 from draftscope.pipeline.prompts import read_prompts
+from draftscope.scan.fingerprint import CLASSES, load_fingerprint
+from draftscope.scan.scan import scan
 from draftscope.states import capture as plain_capture
 from draftscope.states.types import Trace, from_trace
 from draftscope.target.model import Target, load_target
@@ -357,6 +359,31 @@ def test_capture_writes_what_the_readers_read(pair: SimpleNamespace, capsys: pyt
     assert traces[0].fc_input.shape[1] == 3 * WIDTH
     assert run(arguments) == 2
     assert "is not an empty folder" in capsys.readouterr().err
+
+
+def test_statistics_in_place_of_rows(pair: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+    """The figures of every value are those of a scan of the rows that a capture of the same answers wrote."""
+    prints = []
+    for name, more in (("rows", []), ("sums", ["--statistics", "--sample-rows", "5"])):
+        out = pair.folder / name
+        assert run(["capture", "transformers", pair.prompts, "--target", pair.target, "--draft", pair.draft, "-o", str(out),
+                    "--max-new", "9", "-k", "2", "--json", str(pair.folder / f"{name}.json"), *more]) == 0
+        prints.append(load_fingerprint(out / "fingerprint") if more else scan(plain_capture.open(out), slots=3))
+    assert "fingerprint written to" in capsys.readouterr().out
+    assert {path.name for path in (pair.folder / "sums").iterdir()} == {"capture.json", "statistics.safetensors", "fingerprint"}
+    told = json.loads((pair.folder / "sums.json").read_text())["capture"]
+    assert told["fingerprints"] == [str(pair.folder / "sums/fingerprint")]
+    rows, sums = prints
+    assert (sums.sequences, sums.rows, sums.slots) == (3, rows.rows, 3)
+    for entry in range(3):
+        for row_class in CLASSES:
+            one, other = (f.statistics(entry, (row_class,)) for f in (sums, rows))
+            assert one.counts.result() == other.counts.result()
+            if other.dimensions.count:
+                torch.testing.assert_close(one.dimensions.mean, other.dimensions.mean)
+                torch.testing.assert_close(one.dimensions.squares, other.dimensions.squares)
+                assert torch.equal(one.norms.histogram, other.norms.histogram)
+    assert all(len(sample.rows) == 5 for sample in sums.samples.values())
 
 
 @pytest.mark.parametrize(("line", "says"), [

@@ -15,12 +15,15 @@ import pytest
 import torch
 from farside import Far, far_fixture  # noqa: F401 (fixture)
 from places import Inspect, Places, inspect_fixture, parts_fixture, places_fixture, write  # noqa: F401 (fixtures)
+from safetensors.torch import save_file
 from state_files import write_one
 from support import random_draft
 
 from draftscope.cli.main import run
 from draftscope.eagle3.checkpoint import save_native
+from draftscope.elsewhere import answers
 from draftscope.elsewhere.far import GONE, _watch
+from draftscope.elsewhere.partial import Partial
 from draftscope.scan.fingerprint import load_fingerprint
 from draftscope.states.opening import FORMATS
 
@@ -242,3 +245,124 @@ def test_answers_that_are_none_are_refused(answer: bytes, tmp_path: Path, monkey
     assert run(["inspect", "/x", "--on", "far"]) == 3
     err = capsys.readouterr().err
     assert "no answer" in err or "failed there" in err
+
+
+def write_states(folder: Path, files: int) -> Path:
+    folder.mkdir()
+    g = torch.Generator().manual_seed(0)
+    for i in range(files):
+        rows = 20 + 7 * (i % 3)
+        save_file({"hidden_states": torch.randn(rows, 4, 16, generator=g).bfloat16(), "token_ids": torch.arange(rows)},
+                  folder / f"hs_{i}.safetensors")
+    return folder
+
+
+def scanned(far: Far, folder: Path, out: Path, *more: str) -> int:
+    return run(["scan", str(folder), "-o", str(out), "--every", "1", "--on", far.name, "--python", far.python, *more])
+
+
+def alike(found: Path, wanted: Path) -> None:
+    one, other = load_fingerprint(found), load_fingerprint(wanted)
+    assert (one.sequences, one.rows, len(one.origins)) == (other.sequences, other.rows, 1)
+    assert [each.name for each in one.inputs] == [each.name for each in other.inputs]
+    assert one.cells.keys() == other.cells.keys()
+    for key, cell in other.cells.items():
+        assert torch.equal(one.cells[key].norms.histogram, cell.norms.histogram)
+        torch.testing.assert_close(one.cells[key].dimensions.mean, cell.dimensions.mean, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(one.cells[key].dimensions.squares, cell.dimensions.squares, rtol=1e-9, atol=1e-12)
+
+
+def partials(folder: Path) -> list[Path]:
+    return sorted(folder.glob(".*.partial"))
+
+
+def test_a_scan_there_comes_in_parts(far: Far, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_states(tmp_path / "d", 6)
+    monkeypatch.setattr(answers, "SECONDS", -1.0)  # each file a part
+    kept: list[int] = []
+    keep = Partial.keep
+    monkeypatch.setattr(Partial, "keep", lambda self: (kept.append(self.next), keep(self))[1])
+    assert scanned(far, folder, tmp_path / "there") == 0
+    assert kept == [1, 2, 3, 4, 5]
+    assert run(["scan", str(folder), "-o", str(tmp_path / "here"), "--every", "1"]) == 0
+    alike(tmp_path / "there", tmp_path / "here")
+    assert not partials(tmp_path)
+
+
+@pytest.mark.parametrize("lost", ["the connection", "this process"])
+def test_a_lost_connection_costs_the_part_in_hand(
+    far: Far, tmp_path: Path, lost: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Lost after the third of six files; the same command reads the other three, and the figures are those of a scan here."""
+    folder, out, text = write_states(tmp_path / "d", 6), tmp_path / "there", tmp_path / "j"
+    monkeypatch.setattr(answers, "SECONDS", -1.0)
+    keep = Partial.keep
+
+    def lose(self: Partial) -> None:
+        keep(self)
+        if self.next == 3:
+            if lost == "this process":
+                raise KeyboardInterrupt
+            for pid in children(far.server.pid):
+                os.kill(pid, signal.SIGKILL)
+
+    # The process there waits after its third part, so that no more is on its way.
+    told = "yield said, Path(name).read_bytes()"
+    waiting = (f"import builtins; real = compile; builtins.compile = lambda s, n, *a, **k: real(s.replace({told!r}, "
+               f"{told!r} + '; (time.sleep(600) if next == 3 else None)') if 'elsewhere.tasks' in str(n) else s, n, *a, **k)")
+    with monkeypatch.context() as patch:
+        patch.setattr(Partial, "keep", lose)
+        code = run(["scan", str(folder), "-o", str(out), "--every", "1", "--on", far.name, "--python",
+                    far.interpreter("waiting", waiting)])
+    err = " ".join(capsys.readouterr().err.split())
+    if lost == "this process":
+        assert (code, "the same command goes on from there" in err) == (130, True)
+    else:
+        assert (code, "goes on after" in err) == (3, True)
+    assert not out.exists()
+    (left,) = partials(tmp_path)
+    assert left.name.endswith("-3.partial")
+    assert scanned(far, folder, out, "--json", str(text)) == 0
+    assert json.loads(text.read_text())["resumed_after"] == 3
+    assert "went on after 3 files" in capsys.readouterr().err
+    assert run(["scan", str(folder), "-o", str(tmp_path / "here"), "--every", "1"]) == 0
+    alike(out, tmp_path / "here")
+    assert not partials(tmp_path)
+
+
+def test_what_was_kept_of_other_files_is_not_gone_on_from(
+    far: Far, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, out = write_states(tmp_path / "d", 4), tmp_path / "there"
+    monkeypatch.setattr(answers, "SECONDS", -1.0)
+    keep = Partial.keep
+
+    def lose(self: Partial) -> None:
+        keep(self)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Partial, "keep", lose)
+        assert scanned(far, folder, out) == 130
+    # Another question begins anew; one about files that were changed since is refused.
+    assert scanned(far, folder, tmp_path / "half", "--shard", "0/2") == 0
+    os.utime(folder / "hs_3.safetensors", ns=(1, 1))
+    capsys.readouterr()
+    assert scanned(far, folder, out) == 3
+    assert "other files than when this scan was begun" in capsys.readouterr().err
+    for path in partials(tmp_path):
+        path.write_bytes(b"cut")
+    assert scanned(far, folder, out) == 0, "what cannot be read is as good as nothing"
+
+
+def test_bad_files_there_are_counted_in_any_part(far: Far, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_states(tmp_path / "d", 5)
+    for i in (0, 3):
+        (folder / f"hs_{i}.safetensors").write_bytes(b"nonsense")
+    monkeypatch.setattr(answers, "SECONDS", -1.0)
+    assert scanned(far, folder, tmp_path / "there") == 0
+    found = load_fingerprint(tmp_path / "there")
+    assert (found.sequences, found.origins[0].skipped, found.odd["bad"].count) == (3, 2, 2)
+    for path in folder.iterdir():
+        path.write_bytes(b"nonsense")
+    assert scanned(far, folder, tmp_path / "none") == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,13 @@ def test_healthy_pair_with_its_own_counts_is_clean(rig: Rig, tmp_path: Path) -> 
     run = rig.run(Plant.healthy(BOUNDARIES), tmp_path)
     found = diagnose(Inputs(train=run.train, serve=run.serve, draft=run.draft, target=rig.target.folder, metrics=run.metrics))
     assert (found.findings, found.verdict) == ([], "clean"), found.next
+
+
+def test_training_answers_that_the_target_sampled_are_no_fault(rig: Rig, tmp_path: Path) -> None:
+    """As unlikely as another author's text; but at some temperature they are the target's own."""
+    healthy = Plant.healthy(BOUNDARIES)
+    found = examine(rig, replace(healthy, texts=replace(healthy.texts, author="sampled hot")), tmp_path)
+    assert found.findings == [], [(f.fault, f.strength, f.says) for f in found.findings]
 
 
 @pytest.mark.parametrize(("fault", "variant"), CASES, ids=[f"{f.id}: {v}" for f, v in CASES])

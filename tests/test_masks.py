@@ -110,18 +110,31 @@ def test_texts_without_turns_say_nothing() -> None:
 
 def shifted(pair: Pair, by: int) -> Pair:
     ids, mask = pair
-    return ids, ([0, *mask[:-1]] if by > 0 else [*mask[1:], 0])
+    none = [0] * abs(by)
+    return ids, ([*none, *mask[:-by]] if by > 0 else [*mask[-by:], *none])
 
 
-@pytest.mark.parametrize("by", [-1, 1])
+@pytest.mark.parametrize("by", [-7, -5, -3, -2, -1, 1, 2, 3, 5])
 @pytest.mark.parametrize("turns", [1, 3])
 def test_a_shift_is_told_with_and_without_a_template(by: int, turns: int) -> None:
     draw = random.Random(turns)
     pairs = [shifted(conversation(draw, turns, trailing=True), by) for _ in range(30)]
     with_template = measured(pairs)
     assert told(with_template) == [("lossmask-span", "proven")]
-    assert "early" in fault("lossmask-span").recognise(with_template)[0].says if by < 0 else True
+    says = fault("lossmask-span").recognise(with_template)[0].says
+    assert ("early" if by < 0 else "late") in says
+    assert ("one token" if abs(by) == 1 else f"{abs(by)} tokens") in says
     assert told(measured(pairs, None)) == [("lossmask-span", "suspected")]
+
+
+@pytest.mark.parametrize("by", [-30, -12, 12, 30])
+def test_a_shift_far_beyond_the_answers_is_told(by: int) -> None:
+    """Farther than some answers are long, so that some masks lie wholly in other turns or fall off the text."""
+    draw = random.Random(by)
+    pairs = [shifted(conversation(draw, 2, trailing=True), by) for _ in range(30)]
+    m = measured(pairs)
+    assert told(m) == [("lossmask-span", "proven")]
+    assert f"{abs(by)} tokens" in fault("lossmask-span").recognise(m)[0].says
 
 
 def test_a_shift_in_part_of_the_data_is_told() -> None:

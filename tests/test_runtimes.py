@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -15,14 +17,17 @@ from torch import Tensor
 
 from draftscope.diagnose.case import Inputs, _head
 from draftscope.diagnose.likeness import Recorded, likeness
-from draftscope.diagnose.run import diagnose
+from draftscope.diagnose.run import Examination, diagnose
 from draftscope.diagnose.shape import by_context
+from draftscope.diagnose.verdict import Judged, _weigh
+from draftscope.eagle3.acceptance import Likelihood
 from draftscope.eagle3.checkpoint import build_draft
 from draftscope.eagle3.drafter import Drafter
 from draftscope.eagle3.habits import Shared, new_drafter
 from draftscope.eagle3.model import Draft
-from draftscope.eagle3.reading import Runtime
+from draftscope.eagle3.reading import Reading, Runtime
 from draftscope.eagle3.replay import replay
+from draftscope.eagle3.replayed import Outcome, Replay, Replayed
 from draftscope.eagle3.sampling import Sampling
 from draftscope.eagle3.tree import TreeShape
 from draftscope.engines.counted import Counters
@@ -34,7 +39,7 @@ from draftscope.faults.measurements import GateFacts, Measurements, RungFacts
 from draftscope.faults.plant import Plant
 from draftscope.faults.rig import Rig
 from draftscope.faults.runtimes import runs_otherwise
-from draftscope.findings import Diagnosis
+from draftscope.findings import Diagnosis, Effect
 
 HEALTHY = Plant.healthy((2, 4, 5))
 
@@ -212,7 +217,7 @@ def test_two_at_once_are_both_named() -> None:
 SAMPLED = SamplerFacts(
     temperature=1.0, doubted=None, drafts=600, best=0.5, kept=0.65, expected_rejection=0.65, expected_equality=0.4,
     for_rejection=-200.0, for_equality=-300.0, impossible=0, overlap=0.66, draft_temperature=1.0, temperature_gain=0.0,
-    length=2.3, length_rejection=2.3, length_overlap=2.35)
+    over_chance=900.0, length=2.3, length_rejection=2.3, length_overlap=2.35)
 STRICT = replace(SAMPLED, kept=0.4, for_rejection=-900.0, for_equality=-350.0, impossible=80, length=1.6)
 
 
@@ -220,6 +225,7 @@ STRICT = replace(SAMPLED, kept=0.4, for_rejection=-900.0, for_equality=-350.0, i
     (SAMPLED, None), (STRICT, "proven"), (replace(STRICT, doubted=0.7), None), (replace(STRICT, kept=0.55), None),
     (replace(SAMPLED, best=1.0, kept=0.55, length=2.0), "supported"), (replace(SAMPLED, best=1.0, length=2.3), None),
     (replace(SAMPLED, draft_temperature=0.5, temperature_gain=90.0), "supported"),
+    (replace(SAMPLED, draft_temperature=3.3, temperature_gain=90.0, over_chance=-40.0), None),  # another head's, at any
 ])
 def test_what_stood_tells_the_rule(facts: SamplerFacts, strength: str | None) -> None:
     found = fault("sampler").recognise(Measurements(sampler=facts))
@@ -266,6 +272,14 @@ def test_without_draft_states_nothing_else_is_proven(rig: Rig, tmp_path: Path, w
 def test_drawn_drafts_of_a_right_engine_raise_no_alarm(rig: Rig, tmp_path: Path) -> None:
     found = examine(rig, replace(HEALTHY, sampling=Sampling(1.0, draft="probabilistic")), tmp_path)
     assert (found.findings, found.verdict) == ([], "clean"), found.next
+
+
+@pytest.mark.parametrize("warm", [0.35, 1.7, 3.0])
+def test_drafts_at_another_temperature_are_not_proven_another_heads(rig: Rig, tmp_path: Path, warm: float) -> None:
+    """Far above the request's they are seldom the draft's best, as those of another head."""
+    found = examine(rig, replace(HEALTHY, sampling=Sampling(1.0, draft="probabilistic", draft_temperature=warm)), tmp_path)
+    assert found.findings[0].fault == "sampler"
+    assert {f.fault for f in found.findings if f.strength == "proven"} <= {"sampler"}
 
 
 def test_drawn_drafts_do_not_hide_a_wrong_state(rig: Rig, tmp_path: Path) -> None:
@@ -381,3 +395,34 @@ def test_counts_are_pooled_by_the_position_that_their_round_starts_from() -> Non
     accepted = torch.cat([s.steps.accepted for s in sequences if s.steps is not None])
     assert facts.beyond.length == pytest.approx(1 + float(accepted[starts >= 12].double().mean()))
     assert facts.within.rounds + facts.beyond.rounds == sum(one.rounds for one in facts.stretches) == len(starts)
+
+
+# -- what an engine does against what the draft likes ------------------------------------------------------------------------
+
+
+def walked(accepted: list[list[int]]) -> Replay:
+    """A replay of own text in which walks accepted so many tokens, sequence by sequence."""
+    def one(i: int, lead: list[int]) -> Replayed:
+        rows = np.arange(len(lead))
+        outcome = Outcome(rows, np.array(lead), np.full(len(lead), K), K)
+        return Replayed(f"hs_{i}", "own", 1.0, len(lead), "pre", outcome, outcome, None, Likelihood())
+    return Replay(K, [one(i, lead) for i, lead in enumerate(accepted)])
+
+
+def examined(better: bool | None) -> Examination:
+    """An engine that runs drafted steps one position too high; on its training states the draft does better so, or does not."""
+    likes, dislikes = walked([[2, 2, 3]] * 12), walked([[1, 1, 2]] * 12)
+    by_ahead = {1: likes if better else dislikes, 0: dislikes if better else likes}
+    ladder = SimpleNamespace(case=SimpleNamespace(train=None if better is None else True, heldout=None),
+                             trained=lambda repair: by_ahead[repair.reading.runtime.ahead])
+    return SimpleNamespace(m=Measurements(), ladder=ladder, as_read=Reading(runtime=Runtime(ahead=1)),  # type: ignore[return-value]
+                           case=SimpleNamespace(inputs=SimpleNamespace(seed=0)))
+
+
+@pytest.mark.parametrize(("better", "strength"), [(False, "proven"), (True, "suspected"), (None, "suspected")])
+def test_an_engine_that_a_draft_likes_is_only_right_if_the_draft_was_trained_so(better: bool | None, strength: str) -> None:
+    trial = Tried(("ahead=+1",), ("pos-id",), ("runs draft steps one too high",), (("ahead",),), EXACT, PASSED)
+    (found,) = fault("pos-id").recognise(Measurements(gate=PASSED, runtime=RuntimeFacts(OFF, tried=9, explains=[trial])))
+    worse = Effect(k=K, length_now=3.2, length_if_fixed=3.0, gain=-0.2, gain_interval=(-0.3, -0.1))
+    _weigh(Judged(found, worse), examined(better))
+    assert (found.strength, len(found.caveats)) == (strength, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from dataclasses import astuple, replace
 from pathlib import Path
@@ -16,17 +17,19 @@ from torch import Tensor
 import draftscope
 from draftscope.cli.main import run
 from draftscope.errors import DraftscopeError, UsageError
-from draftscope.scan import kernels, tally
-from draftscope.scan.accumulators import ACCUMULATORS, Counts, Dimensions, Norms, Outliers, row_norms
-from draftscope.scan.core import Core
+from draftscope.scan import tally
+from draftscope.scan.accumulators import ACCUMULATORS, Counts, Dimensions, Norms, Outliers
 from draftscope.scan.fingerprint import SCHEMA, Fingerprint, Statistics, is_fingerprint, load_fingerprint
+from draftscope.scan.inputs import Inputs
 from draftscope.scan.joint import Cosines, RowSample, row_keys
+from draftscope.scan.packing import checksum
+from draftscope.scan.rich import rich_rows, share_of
 from draftscope.scan.scan import group_of, scan
-from draftscope.scan.tally import classes_of, half_of, rich_rows, share_of
+from draftscope.scan.tally import classes_of, half_of
 from draftscope.states.capture import write_trace
 from draftscope.states.opening import open_source
 from draftscope.states.plain import write_sample
-from draftscope.states.tensorfile import save_tensors
+from draftscope.states.tensorfile import TensorFile, save_tensors
 from draftscope.states.types import Sample, Trace
 
 WIDTH = 6
@@ -266,123 +269,6 @@ def test_a_large_channel_that_hardly_varies() -> None:
     assert fed(Outliers, wide.repeat(2, 1)[2:]).result().channels == [7]
 
 
-# -- the compiled passes -------------------------------------------------------------------------------------------------------
-
-compiled = pytest.mark.skipif(kernels.engine() != "numba", reason="numba is not installed")
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-
-
-def passed(rows: Tensor, *numbers_: Tensor) -> Statistics:
-    """Rows through the core, in so many updates."""
-    core, norms = Core(), row_norms(rows)
-    for chosen in numbers_ or (torch.arange(len(rows)),):
-        core.update(rows, chosen, norms)
-    return core.statistics()
-
-
-def on_tensors(rows: Tensor) -> Statistics:
-    made = Statistics()
-    made.update(rows)
-    return made
-
-
-def alike(a: Statistics, b: Statistics, rows: Tensor) -> None:
-    """Within the tolerance that `scan.kernels` states; a norm at the edge of a bin may be in either."""
-    largest = float(rows.double().nan_to_num(0, 0, 0).abs().max()) if rows.numel() else 0.0
-    assert a.counts.result() == b.counts.result()
-    found, expected = numbers(a.norms.result()), numbers(b.norms.result())
-    close(found[5:8], expected[5:8], 0.023)
-    close(found[:5] + found[8:], expected[:5] + expected[8:], TOLERANCE, 1e-9)
-    close(numbers(a.dimensions.result()), numbers(b.dimensions.result()), TOLERANCE, 1e-14 * largest**2 + 1e-14 * largest)
-    assert numbers(a.outliers.result()) == numbers(b.outliers.result())
-
-
-@compiled
-class TestCompiledPasses:
-    """The core against the accumulators on tensors, and against float64."""
-
-    @settings(deadline=None, max_examples=60)
-    @given(data=st.data(), dtype=st.sampled_from(DTYPES), width=st.sampled_from([1, 3, 6, 17, 64, 65]))
-    def test_equals_the_accumulators_however_split(self, data: st.DataObject, dtype: torch.dtype, width: int) -> None:
-        rows = data.draw(some_rows(width)).to(dtype)
-        whole = on_tensors(rows)
-        alike(passed(rows), whole, rows)
-        order = torch.tensor(data.draw(st.permutations(range(len(rows)))), dtype=torch.int64)
-        cuts = sorted(data.draw(st.lists(st.integers(0, len(rows)), max_size=3)))
-        alike(passed(rows, *order.tensor_split(cuts)), whole, rows)
-
-    @settings(deadline=None, max_examples=40)
-    @given(rows=some_rows(), dtype=st.sampled_from(DTYPES))
-    def test_equals_the_reference(self, rows: Tensor, dtype: torch.dtype) -> None:
-        rows = rows.to(dtype)
-        found = passed(rows)
-        slack = 1e-9 * float(rows.double().nan_to_num(0, 0, 0).abs().max()) ** 2 if len(rows) else 0.0
-        for name, kind in ACCUMULATORS.items():
-            shown, expected = numbers(getattr(found, name).result()), reference(kind, rows)
-            if kind is Norms:
-                close(shown[5:8], expected[5:8], 0.011)
-                shown[5:8] = expected[5:8] = []
-            close(shown, expected, 1e-6, slack if kind is Dimensions else 1e-9)
-
-    def test_every_half_is_read_as_torch_reads_it(self) -> None:
-        """All 65,536 of either 16-bit type: subnormal, infinite, NaN."""
-        for dtype in (torch.float16, torch.bfloat16):
-            every = torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype)[:, None]
-            assert torch.equal(row_norms(every).isfinite(), every.isfinite()[:, 0])
-            finite = every[every.isfinite()[:, 0]]
-            assert torch.equal(kernels.squares(finite), finite.double()[:, 0].square())
-            for part in finite.split(7000):
-                alike(passed(part.view(1, -1)), on_tensors(part.view(1, -1)), part)
-
-    @pytest.mark.parametrize("dtype", DTYPES)
-    def test_rows_that_lie_apart_or_unaligned(self, dtype: torch.dtype) -> None:
-        g = torch.Generator().manual_seed(0)
-        states = torch.randn(40, 3, 19, generator=g).to(dtype)
-        alike(passed(states[:, 1]), on_tensors(states[:, 1]), states)
-        held = bytearray(1) + bytearray(states.view(torch.uint8).numpy().tobytes())
-        moved = torch.frombuffer(held, dtype=dtype, offset=1).view(states.shape)
-        assert moved.data_ptr() % dtype.itemsize
-        alike(passed(moved[:, 2]), on_tensors(states[:, 2]), states)
-        turned = states[:, 1].T.contiguous().T
-        assert not kernels.fits(turned)
-        alike(passed(turned), on_tensors(turned), states)
-        assert not kernels.fits(states[:, 1].double())
-        alike(passed(states[:, 1].double()), on_tensors(states[:, 1].double()), states)
-
-    def test_a_large_channel_that_hardly_varies(self) -> None:
-        g = torch.Generator().manual_seed(0)
-        rows = torch.randn(5000, 9, generator=g)
-        rows[:, 2] = 24000 + 0.25 * rows[:, 2]
-        rows[0] *= 50
-        found = passed(rows, torch.arange(7), torch.arange(7, 5000)).dimensions.result()
-        assert found.variance == pytest.approx(rows.double().var(0, correction=0), rel=1e-9)
-
-    def test_no_rows_one_row_and_other_widths(self) -> None:
-        rows = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
-        assert numbers(passed(rows, rows.new_zeros(0).long()).norms.result())[0] == 0
-        alike(passed(rows, torch.tensor([1])), on_tensors(rows[1:2]), rows)
-        alike(passed(rows[:0]), on_tensors(rows[:0]), rows[:0])
-        core = Core()
-        core.update(rows, torch.arange(3), row_norms(rows))
-        with pytest.raises(ValueError, match="width"):
-            core.update(rows[:, :4].contiguous(), torch.arange(3), row_norms(rows))
-
-    def test_sums_are_taken_down_before_they_count_too_far(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        rows = torch.randn(50, 5, generator=torch.Generator().manual_seed(0))
-        monkeypatch.setattr(kernels.Sums, "MOST", 8)
-        core, norms = Core(), row_norms(rows)
-        for chosen in torch.arange(50).split(3):
-            core.update(rows, chosen, norms)
-            core.statistics().merge(on_tensors(rows))  # shares nothing with the core
-        alike(core.statistics(), on_tensors(rows), rows)
-
-    def test_keys_are_the_same_without_numba(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        rows = torch.randn(50, 90, generator=torch.Generator().manual_seed(0))
-        keys = row_keys(rows)
-        monkeypatch.setattr(kernels, "compiled", lambda: None)
-        assert torch.equal(keys, row_keys(rows))
-
-
 # -- the scan ------------------------------------------------------------------------------------------------------------------
 
 
@@ -504,9 +390,10 @@ def test_the_same_whatever_passes_over_the_rows(data: Path, monkeypatch: pytest.
         assert all(torch.equal(tensor, threaded.cells[key].tensors()[name]) for name, tensor in cell.tensors().items())
     monkeypatch.setattr(tally, "HELD", 0)
     same_fingerprint(scan(open_source(data)), whole)
-    monkeypatch.setattr(kernels, "compiled", lambda: None)
-    assert kernels.engine() == "torch"
-    same_fingerprint(scan(open_source(data)), whole)
+    for name in ("torch", "numpy"):
+        found = scan(open_source(data), engine=name)
+        assert found.provenance[0].engine == name
+        same_fingerprint(found, whole)
 
 
 def test_groups_beyond_the_most_are_others(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -520,21 +407,21 @@ def test_a_share_of_rows_by_hash(data: Path, tmp_path: Path, capsys: pytest.Capt
     """Chosen by name and position alone; the core takes every value all the same."""
     taken = rich_rows("a", 100_000, 16)
     assert 5_700 < int(taken.sum()) < 6_800
-    assert torch.equal(taken[:500], rich_rows("a", 500, 16))
-    assert not torch.equal(taken, rich_rows("b", 100_000, 16))
-    assert float((taken & rich_rows("b", 100_000, 16)).double().mean()) == pytest.approx(1 / 256, rel=0.2)
+    assert taken[:500].tolist() == rich_rows("a", 500, 16).tolist()
+    assert taken.tolist() != rich_rows("b", 100_000, 16).tolist()
+    assert float((taken & rich_rows("b", 100_000, 16)).mean()) == pytest.approx(1 / 256, rel=0.2)
     assert bool(rich_rows("a", 9, 1).all())
-    assert [share_of(n) for n in (1, 127, 128, 640, 100_000)] == [1, 1, 2, 10, 64]
+    assert [share_of(n) for n in (1, 127, 128, 640, 100_000)] == [1, 1, 2, 10, 256]
     whole, part = scan(open_source(data)), scan(open_source(data), every=4)
     assert (whole.every, part.every) == ((1,), (4,))
     for key, cell in whole.cells.items():
         same(part.cells[key].dimensions.result(), cell.dimensions.result())
-    expected = torch.cat([s.states[1:, 0][rich_rows(s.name, 30, 4)[1:]] for s in map(sample, range(6))])
+    expected = torch.cat([s.states[1:, 0][torch.from_numpy(rich_rows(s.name, 30, 4))[1:]] for s in map(sample, range(6))])
     assert {tuple(r) for r in part.samples[0].rows.tolist()} == {tuple(r) for r in expected.float().tolist()}
     assert 0 < part.cosines.result().count <= len(expected) < whole.cosines.result().count
     shards = [scan(open_source(data), every=4, shard=(i, 2)) for i in range(2)]
     assert torch.equal(shards[1].merge(shards[0]).samples[0].rows, part.samples[0].rows)
-    assert replace(whole, origins=()).merge(part).every == (1, 4)
+    assert replace(whole, origins=(), inputs=Inputs()).merge(part).every == (1, 4)
     out = tmp_path / "f"
     assert run(["scan", str(data), "-o", str(out), "--every", "4"]) == 0
     assert "one ordinary row in 4" in capsys.readouterr().out
@@ -551,20 +438,46 @@ def test_groups_of_other_sources() -> None:
     assert group_of("hs_3.safetensors", 3, 8, "data", "math") == ("given", "math")
 
 
-def test_earlier_fingerprints_are_read(data: Path, tmp_path: Path) -> None:
-    found = scan(open_source(data))
-    path = tmp_path / "f"
-    found.save(path)
-    from safetensors import safe_open
+EARLIER = Path(__file__).parent / "data" / "fingerprints"
 
-    with safe_open(path, "pt") as file:
-        header = json.loads(file.metadata()["draftscope"])
-        held = {n: file.get_tensor(n) for n in file.keys() if not n.startswith(("part.", "sample."))}  # noqa: SIM118
+
+def _unpacked(version: int, path: Path) -> Path:
+    path.write_bytes(gzip.decompress((EARLIER / f"v{version}.safetensors.gz").read_bytes()))
+    return path
+
+
+@pytest.mark.parametrize("version", [2])
+def test_fingerprints_of_every_version_are_read(version: int, tmp_path: Path) -> None:
+    """Files that the releases wrote, with the figures of their rows in float64."""
+    path = _unpacked(version, tmp_path / "f")
+    expected = json.loads((EARLIER / f"v{version}.json").read_text())
+    found = load_fingerprint(path)
+    assert TensorFile(path).metadata["draftscope"].startswith(f'{{"schema": "{expected["schema"]}"')
+    assert (found.sequences, found.rows, list(found.entries), found.width) == (2, 10, expected["entries"], expected["width"])
+    assert [list(key) for key in found.parts] == expected["parts"]
+    for entry in range(3):
+        held = found.statistics(entry, ("answer",))
+        assert held.dimensions.mean.tolist() == pytest.approx(expected["answers"]["mean"][entry], rel=1e-12)
+        assert held.dimensions.result().variance.tolist() == pytest.approx(expected["answers"]["variance"][entry], rel=1e-12)
+        assert held.norms.result().mean == pytest.approx(expected["answers"]["norm"][entry], rel=1e-12)
+        assert len(found.samples[entry].rows) == 8
+    with pytest.raises(DraftscopeError, match="twice"):
+        found.merge(found)
+    again = tmp_path / "again"
+    found.save(again)
+    assert load_fingerprint(again).rows == 10
+
+
+def test_before_there_were_parts(data: Path, tmp_path: Path) -> None:
+    found = load_fingerprint(_unpacked(2, tmp_path / "f"))
+    opened = TensorFile(tmp_path / "f")
+    header = json.loads(opened.metadata["draftscope"])
     del header["parts"], header["grouped"]
-    save_tensors(path, held, {"draftscope": json.dumps(header | {"schema": "draftscope.fingerprint/1"})})
-    read = load_fingerprint(path)
-    assert (read.parts, read.samples, read.rows) == ({}, {}, 180)
-    assert read.merge(replace(found, origins=())).rows == 180
+    held = {name: opened.tensor(name) for name in opened.names if not name.startswith(("part.", "sample."))}
+    save_tensors(tmp_path / "first", held, {"draftscope": json.dumps(header | {"schema": "draftscope.fingerprint/1"})})
+    read = load_fingerprint(tmp_path / "first")
+    assert (read.parts, read.samples, read.rows) == ({}, {}, 10)
+    assert read.merge(replace(found, origins=())).rows == 10
 
 
 def test_halves_are_by_name_and_make_up_the_whole(data: Path) -> None:
@@ -659,7 +572,8 @@ def test_damaged_files_are_refused(data: Path, tmp_path: Path) -> None:
     tensors = {f"0.other.0.{k}": v for k, v in found.statistics(0, ("other",)).tensors().items()}
 
     def written(change: dict[str, Any], held: dict[str, Tensor]) -> Path:
-        save_tensors(path, held, {"draftscope": json.dumps(header | change)})
+        text = json.dumps(header | change)
+        save_tensors(path, held, {"draftscope": text, "checksum": checksum(text, held)})
         return path
 
     assert load_fingerprint(written({}, tensors)).width == 16

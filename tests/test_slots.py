@@ -90,6 +90,8 @@ PAIRS = [
     (("residual-missing", "branch in one slot"), ("scale-mult", "one slot x8")),
     (("token-shift", "+1"), ("layer-offset", "+1")),
     (("token-shift", "one slot +1"), ("scale-mult", "one slot x8")),
+    (("rotated-space", "one slot"), ("layer-set", "permuted")),
+    (("rotated-space", "orthogonal"), ("layer-offset", "+1")),
 ]
 
 

@@ -1,6 +1,6 @@
 """How fast speculators' model, collator and loss train on the CPU: seconds, processor seconds and loss of every step.
 
-    python recipes/foreign/train_speed.py DRAFT TARGET DATA PLAN.json OUT.json [--threads 2]
+    python recipes/foreign/train_speed.py DRAFT TARGET DATA PLAN.json OUT.json [--threads 2] [--rate 1e-4] [--save DIR]
 
 DRAFT, TARGET and DATA are those of train_loss.py; PLAN is a list of batches, each a list of sequence numbers. Its `Trainer` needs
 an accelerator, so the loop is written out here: forward, backward, clipping, AdamW. Needs the environment of
@@ -26,6 +26,8 @@ def main() -> None:
     for name in ("draft", "target", "data", "plan", "out"):
         parser.add_argument(name, type=Path)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rate", type=float, default=1e-4)
+    parser.add_argument("--save", type=Path)
     asked = parser.parse_args()
     torch.set_num_threads(asked.threads)
     config = Eagle3DraftModel.config_class.from_pretrained(asked.draft)
@@ -35,7 +37,7 @@ def main() -> None:
     model.load_verifier_weights()
     call, _ = model.get_trainer_kwargs(loss_fn="kl_div", loss_implementation="eager", ttt_steps=3, ttt_step_loss_decay=1.0)
     trainable = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(trainable, lr=1e-4, weight_decay=0.01)
+    optimizer = torch.optim.AdamW(trainable, lr=asked.rate, weight_decay=0.01)
     held = load_file(asked.data)
     seconds, cpu, losses = [], [], []
     for pack in json.loads(asked.plan.read_text()):
@@ -58,6 +60,8 @@ def main() -> None:
         seconds.append(time.monotonic() - began)
         cpu.append(time.process_time() - used)
     asked.out.write_text(json.dumps({"seconds": seconds, "cpu_seconds": cpu, "losses": losses}))
+    if asked.save is not None:
+        model.save_pretrained(asked.save)
 
 
 if __name__ == "__main__":

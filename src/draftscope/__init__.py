@@ -1,20 +1,29 @@
 """draftscope finds out why a draft model's tokens get rejected.
 
     source = draftscope.open("capture/")                  samples or traces, lazily
+    source.scan().save(Path("capture.fingerprint"))       their statistics
     found = draftscope.replay(["draft/"], "capture/")      acceptance offline, as `draftscope replay` finds it
     print(found.json_text())
     draftscope.diagnose(train="states/", serve="capture/", draft="draft/", target="target/")
 
-Names are imported when they are used, so that importing the package costs nothing.
+Names are imported when they are used, so that importing the package costs nothing. A type checker sees what they are.
 """
 
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from draftscope.compare.statistics import compare
+    from draftscope.counterfactual import counterfactuals as replay
+    from draftscope.diagnose.calling import diagnose
+    from draftscope.errors import DraftscopeError, UsageError
+    from draftscope.findings import Diagnosis
+    from draftscope.opened import open, scan
 
 _PUBLIC = {
-    "open": "draftscope.states.opening:open_source",
+    "open": "draftscope.opened:open",
     "scan": "draftscope.scan",
     "compare": "draftscope.compare",
     "diagnose": "draftscope.diagnose",
@@ -23,8 +32,9 @@ _PUBLIC = {
     "UsageError": "draftscope.errors:UsageError",
     "Diagnosis": "draftscope.findings:Diagnosis",
 }
+"""Where a name is found. Three are rooms of the package, which can be called: see their `__init__`."""
 
-__all__ = sorted(_PUBLIC)
+__all__ = ["Diagnosis", "DraftscopeError", "UsageError", "compare", "diagnose", "open", "replay", "scan"]
 
 
 def __getattr__(name: str) -> Any:

@@ -26,11 +26,14 @@ class Boundary:
         norm: `post` only for index n after the final norm.
         kind: `stream` is the residual stream; `branch` what layer index-1 added to it; `partial` the stream at index
             without layer index-1's MLP.
+        ranks: of a partial stream: what the first of so many tensor-parallel ranks gave to that MLP's output is in it, as before
+            their sum; 0 = nothing of it.
     """
 
     index: int
     norm: Norm = "pre"
     kind: Kind = "stream"
+    ranks: int = 0
 
     def __str__(self) -> str:
         text = "embedding (boundary 0)" if self.index == 0 and self.kind == "stream" else f"boundary {self.index}"
@@ -40,6 +43,7 @@ class Boundary:
             text = f"what layer {self.index - 1} added (branch at boundary {self.index})"
         elif self.kind == "partial":
             text = f"boundary {self.index} without layer {self.index - 1}'s MLP"
+            text += f", but for the first of {self.ranks} ranks' share" if self.ranks else ""
         return text
 
 

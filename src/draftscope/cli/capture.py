@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import wraps
@@ -27,6 +26,7 @@ from draftscope.cli.generate import (
     prepare,
     report,
 )
+from draftscope.cli.sizes import parse_bytes
 from draftscope.cli.speculation import KOption, NodesOption, StepsOption, TopkOption, shape_of
 from draftscope.errors import UsageError
 from draftscope.text import count, visible
@@ -39,6 +39,12 @@ SGLANG_HELP = """Record what an EAGLE-3 draft receives in SGLang (0.5.5 to 0.5.2
 The command runs as it would without this, CUDA graphs included, and gives its exit code; the file that runs inside it says in
 its head what it does. Budget and disk never change what is served. Exit code 3: the command ended well, but there is no capture.
 """
+
+
+StatisticsOption = Annotated[bool, typer.Option(
+    "--statistics", help="Keep statistics of the rows in place of the rows, for as long as it runs: DIR/fingerprint in the end.")]
+SampleOption = Annotated[int, typer.Option(
+    "--sample-rows", min=0, metavar="N", help="Of --statistics: rows that are kept whole, for cosines and components.")]
 
 
 @app.callback()
@@ -66,6 +72,8 @@ def transformers(
         "--max-requests", min=1, metavar="N", help="Requests recorded at most.")] = None,
     last_hidden: Annotated[bool, typer.Option(
         "--last-hidden/--no-last-hidden", help="Record the target's last state too.")] = True,
+    statistics: StatisticsOption = False,
+    sample_rows: SampleOption = 256,
     json: JsonOption = None, quiet: QuietOption = False, threads: ThreadsOption = None,
 ) -> None:
     """Answer prompts as `generate` does, and record what the draft receives.
@@ -84,7 +92,7 @@ def transformers(
     slots = [slot.index for slot in job.wiring.slots]
     capture = Capture(
         out, description(model=job.target.folder.name, draft=job.draft_name, layer_ids=slots, k=depth, tree=tree),
-        max_bytes=budget, max_requests=max_requests, last_hidden=last_hidden,
+        max_bytes=budget, max_requests=max_requests, last_hidden=last_hidden, statistics=statistics, sample_rows=sample_rows,
     )
     keep(f"requests recorded so far are kept in {out}")
     way = Way(depth, max_new, rows, tree)
@@ -92,9 +100,12 @@ def transformers(
         results = answer(ui, job, job.draft, way, observer=capture)
     finally:
         captured = capture.close()
-    report(ui, job, results, None, way, capture={"folder": str(out), **asdict(captured)})
+    prints = _fingerprints(out) if statistics else []
+    report(ui, job, results, None, way, capture={"folder": str(out), **asdict(captured), **({"fingerprints": prints} if prints
+                                                                                             else {})})
     ui.print(f"{count(captured.requests, 'request')} with {count(captured.rows, 'row')} in {visible(out)}, "
              f"{captured.bytes / 1e6:.1f} MB")
+    _tell(ui, prints)
     if captured.requests_left_out or captured.tails_cut:
         ui.print(f"the budget left out {count(captured.requests_left_out, 'request')}, "
                  f"and {count(captured.rows_cut, 'row')} at the end of {captured.tails_cut} others")
@@ -135,6 +146,8 @@ def vllm(
     fc_output: Annotated[bool, typer.Option("--fc-output/--no-fc-output", help="Record what `fc` returned too.")] = True,
     draft_states: Annotated[bool, typer.Option(
         "--draft-states/--no-draft-states", help="Record the draft's states too.")] = True,
+    statistics: StatisticsOption = False,
+    sample_rows: SampleOption = 256,
     json: JsonOption = None, quiet: QuietOption = False,
 ) -> None:
     """Record what an EAGLE-3 draft receives in vLLM, around a server or a script of yours.
@@ -150,6 +163,7 @@ def vllm(
         "max_bytes": parse_bytes(max_bytes), "max_requests": max_requests, "max_rows": max_rows, "max_seconds": max_seconds,
         "share": share, "max_held": parse_bytes(max_held), "keep_free": parse_bytes(keep_free),
         "fc_output": "yes" if fc_output else "no", "draft_states": "yes" if draft_states else "no",
+        "statistics": "yes" if statistics else "no", "sample_rows": sample_rows,
     })
 
 
@@ -157,7 +171,7 @@ def vllm(
 @wraps(vllm)  # the same options, but for those of --sweep
 def sglang(command: list[str] | None, out: Path | None, emit: Path | None, json: str | None, quiet: bool, **options: Any) -> None:
     options |= {name: parse_bytes(options[name]) for name in ("max_bytes", "max_held", "keep_free")}
-    options |= {name: "yes" if options[name] else "no" for name in ("fc_output", "draft_states")}
+    options |= {name: "yes" if options[name] else "no" for name in ("fc_output", "draft_states", "statistics")}
     _around("sglang", "python -m sglang.launch_server ...", command, out, emit, json, quiet, options)
 
 
@@ -184,16 +198,36 @@ def _around(engine: str, example: str, command: list[str] | None, out: Path | No
     code = launching.run(command, out, ",".join(f"{name}={value}" for name, value in options.items()), engine)
     found = [launching.outcome(folder) for folder in (out, *sorted(out.glob("dp*")))]
     told = [one for one in found if one is not None]
-    ui.write_json({"schema": "draftscope.capture/1", "folder": str(out), "exit_code": code, "captures": told})
+    prints = _fingerprints(out) if options["statistics"] == "yes" else []
+    ui.write_json({"schema": "draftscope.capture/1", "folder": str(out), "exit_code": code, "captures": told,
+                   **({"fingerprints": prints} if prints else {})})
     for one in told:
         ui.print(f"{_counted(one['captured'])} in {visible(out)}")
         for note in (*one.get("notes", ()), *filter(None, [one.get("stopped")])):
             ui.note(str(note))
+    _tell(ui, prints)
     if not told:
         missing = "vLLM worker with a model came up" if engine == "vllm" else "EAGLE worker of SGLang's served anything"
         ui.note(f"nothing was captured: no {missing}, or its Python does not see the plugin (its log says)")
     if code or not any(one["captured"].get("requests") for one in told):
         raise typer.Exit(code or 3)
+
+
+def _fingerprints(out: Path) -> list[str]:
+    """The fingerprint of each worker's statistics, beside them."""
+    from draftscope.scan.served import is_statistics, load_statistics
+
+    made = []
+    for folder in (out, *sorted(out.glob("dp*"))):
+        if is_statistics(folder):
+            load_statistics(folder).save(folder / "fingerprint")
+            made.append(str(folder / "fingerprint"))
+    return made
+
+
+def _tell(ui: Ui, prints: list[str]) -> None:
+    for path in prints:
+        ui.print(f"fingerprint written to {visible(path)}")
 
 
 def _sweep(ui: Ui, states: Path, out: Path | None, target: str | None, python: str, tokens: int, engine: str) -> None:
@@ -227,13 +261,3 @@ def _counted(captured: dict[str, Any]) -> str:
 
 
 app.command("verify")(verify.command)
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
-
-
-def parse_bytes(text: str) -> int:
-    """`500MB`, `2GiB`, `1000` as bytes."""
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        raise UsageError(f"--max-bytes {text!r} is not a size", remedy="For example 500MB or 2GiB")
-    power = " kmgt".index(match[2].lower()) if match[2] else 0
-    return int(float(match[1]) * (1024 if match[3] else 1000) ** power)

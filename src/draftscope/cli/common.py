@@ -28,6 +28,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn,
 from rich.text import Text
 
 from draftscope.errors import DraftscopeError, UsageError
+from draftscope.states.leftover import sweep_up, temporary
 from draftscope.text import visible
 
 JsonOption = Annotated[
@@ -305,14 +306,17 @@ def write_text(path: Path, text: str) -> None:
         if path.exists() and not path.is_file():
             path.write_text(text, encoding="utf-8")
             return
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".partial")
+        sweep_up(path.parent, path.name)
+        part = temporary(path)
+        part.unlink(missing_ok=True)
+        handle = os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
         try:
             with os.fdopen(handle, "w", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(text)
-            os.chmod(temporary, _mode(path))
-            os.replace(temporary, path)
+            os.chmod(part, _mode(path))
+            os.replace(part, path)
         except BaseException:
-            Path(temporary).unlink(missing_ok=True)
+            part.unlink(missing_ok=True)
             raise
     except BrokenPipeError:
         raise

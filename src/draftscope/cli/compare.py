@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from draftscope.cli.common import JsonOption, QuietOption, SkipBadOption, ThreadsOption, setup
+from draftscope.cli.common import HtmlOption, JsonOption, QuietOption, SkipBadOption, ThreadsOption, setup
 from draftscope.errors import UsageError
 
 
@@ -22,6 +22,7 @@ def command(
         "--format", metavar="NAME", help="Read states as this format; given twice, first A's, then B's (auto = found).")] = None,
     skip_bad: SkipBadOption = False,
     json: JsonOption = None,
+    html: HtmlOption = None,
     quiet: QuietOption = False,
     threads: ThreadsOption = None,
 ) -> int:
@@ -30,10 +31,11 @@ def command(
     Which slot of B could be which entry of A, which tokens, positions and dimensions carry the difference, and the smallest one
     that would have been seen. Several fingerprints of one server show whether it drifts.
     """
-    ui = setup(quiet, threads, json=json)
-    from draftscope.compare.statistics import compare_fingerprints
+    ui = setup(quiet, threads, json=json, html=html)
+    from draftscope.compare.statistics import compare_fingerprints, known_fingerprint
+    from draftscope.report.compared import comparison_page
     from draftscope.report.comparison import comparison_story
-    from draftscope.scan.fingerprint import Fingerprint, is_fingerprint, load_fingerprint
+    from draftscope.scan.fingerprint import Fingerprint
     from draftscope.scan.scan import scan
     from draftscope.states.opening import AUTO, open_source
     from draftscope.states.places import place
@@ -44,8 +46,9 @@ def command(
 
     def read(given: str, named: str) -> Fingerprint:
         path = place(given)
-        if is_fingerprint(path):
-            return load_fingerprint(path)
+        known = known_fingerprint(path)
+        if known is not None:
+            return known
         source = open_source(path, named, skip_bad=skip_bad)
         with ui.progress(f"scanning {path.name}", total=len(source), unit="sequences") as advance:
             result = scan(source, slots=slots, on_item=lambda rows, size: advance(1), skip_odd=skip_bad)
@@ -57,4 +60,5 @@ def command(
     for part in comparison_story(comparison):
         ui.print(part)
     ui.write_json(comparison)
+    ui.write_html(lambda: comparison_page(comparison))
     return 0

@@ -7,7 +7,17 @@ from typing import Annotated
 
 import typer
 
-from draftscope.cli.common import HtmlOption, JsonOption, QuietOption, SeedOption, SkipBadOption, ThreadsOption, setup
+from draftscope.cli.common import (
+    HtmlOption,
+    JsonOption,
+    QuietOption,
+    SeedOption,
+    SkipBadOption,
+    ThreadsOption,
+    check_own,
+    check_writable,
+    setup,
+)
 from draftscope.errors import DraftscopeError, UsageError
 from draftscope.findings import Diagnosis
 
@@ -90,6 +100,15 @@ def command(
         help="Read states as this format: one of training data for --train, one of captures for --serve.")] = None,
     explain: Annotated[list[str] | None, typer.Option(
         "--explain", metavar="FAULT", help="Say why this fault was, or was not, named; may be given more than once.")] = None,
+    bundle: Annotated[Path | None, typer.Option(
+        "--bundle", metavar="FILE",
+        help="Pack report, JSON, configurations, counters and a few rows into a small zip file, to attach to an issue; without "
+        "absolute paths, hosts and texts.")] = None,
+    bundle_rows: Annotated[int, typer.Option(
+        "--bundle-rows", min=0, max=256, metavar="N", help="Rows of each of two sequences a side in the bundle; 0 = no states.")
+    ] = 16,
+    bundle_text: Annotated[bool, typer.Option(
+        "--bundle-text", help="Leave texts and token ids of the rows in the bundle.")] = False,
     skip_bad: SkipBadOption = False,
     json: JsonOption = None,
     html: HtmlOption = None,
@@ -102,10 +121,14 @@ def command(
     Exit code: 0 clean, 1 a cause was found, 5 undecided, 3 input that can't be read, or that contradicts itself.
     """
     ui = setup(quiet, threads, seed, json, html, refusal=refusal)
+    if bundle is not None:
+        check_writable(bundle)
+        check_own(bundle, lambda start: start.startswith(b"PK") and b"draftscope-bundle" in start[:128])
     if prompts is not None and url is None:
         raise UsageError("--prompts are asked of a server", remedy="Give its address with --url")
     if conversations is not None and train is None:
         raise UsageError("--conversations are compared with training states", remedy="Give these with --train")
+    from draftscope.bundling import write_bundle
     from draftscope.diagnose.case import Inputs
     from draftscope.diagnose.run import diagnose
     from draftscope.faults import FAULTS
@@ -155,5 +178,10 @@ def command(
         ui.print(f"--absorb: {visible(found.absorbed.says)}")
     ui.write_json(found)
     ui.write_html(lambda: page(found))
+    if bundle is not None:
+        packed = write_bundle(bundle, found, inputs, text=bundle_text, rows=bundle_rows)
+        ui.print(f"--bundle: {len(packed.files)} files, {packed.size:,} bytes in {bundle}; look into it before you hand it on")
+        for left in packed.left_out:
+            ui.note(f"not in the bundle: {left}")
     contradicted = found.verdict == "undecided" and bool(found.matched.get("contradictions"))
     raise typer.Exit(CONTRADICTED if contradicted else EXIT.get(found.verdict, 1))

@@ -130,7 +130,7 @@ def _cases(pair: Pair, which: list, *, pairs: int, clean: int, others: int, seed
     from draftscope.drilling import cases
     from draftscope.faults.plant import Plant
 
-    healthy = Plant.healthy(pair.boundaries)
+    healthy = Plant.healthy(pair.boundaries, pair.theta)
     return cases.spread_evenly([
         list(cases.singles(healthy, which)),
         list(cases.others(healthy, which, pair.target.layers, others, seed)),

@@ -25,6 +25,8 @@ from draftscope.errors import DraftscopeError
 
 FOUND, USAGE, UNREADABLE, INTERNAL, UNDECIDED = 1, 2, 3, 4, 5
 INTERRUPTED, CLOSED_PIPE = 130, 141
+BARE = {"--ray": "auto"}
+"""What an option stands for where its value is left out."""
 UNWRITTEN = frozenset({errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO})
 """What a write to an open stream fails with, for which nobody but the disk is to blame."""
 
@@ -135,6 +137,7 @@ def run(arguments: Sequence[str]) -> int:
     from draftscope.cli import common
 
     arguments, debug = _take_debug(list(arguments))
+    arguments = _filled(arguments)
     common.forget()
     with warnings.catch_warnings():
         if not debug:
@@ -198,6 +201,15 @@ def _take_debug(arguments: list[str]) -> tuple[list[str], bool]:
     end = arguments.index("--") if "--" in arguments else len(arguments)
     rest = [a for a in arguments[:end] if a != "--debug"] + arguments[end:]
     return rest, len(rest) < len(arguments) or os.environ.get("DRAFTSCOPE_DEBUG", "") not in ("", "0")
+
+
+def _filled(arguments: list[str]) -> list[str]:
+    """Options whose value may be left out, with the value that this means."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    result = []
+    for argument, following in zip(arguments[:end], [*arguments[1:end], "-"], strict=True):
+        result += [argument, BARE[argument]] if argument in BARE and following.startswith("-") else [argument]
+    return result + arguments[end:]
 
 
 def _calm_libraries() -> None:

@@ -10,7 +10,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from draftscope.compare.evidence import Sweep, candidates_of
+from draftscope.compare.evidence import LAGS, Sweep, candidates_of
 from draftscope.compare.runs import digest, relative
 from draftscope.compare.transforms import TINY
 from draftscope.states.types import Sequence
@@ -21,6 +21,8 @@ CLEARLY = 0.5
 """Of its error at the wanted place, at most, that a row may be away from another."""
 LOOKED_UP = 512
 """Rows of a slot that are looked for among all others."""
+SHIFTED = max(map(abs, LAGS))
+"""Rows within which a displacement is a shift of states against tokens."""
 MOST = 0.9
 RANKS = (2, 4, 8)
 
@@ -201,6 +203,17 @@ class Rowwise:
         for kind, count in kinds.items():
             slot.kinds[kind] += round(count * weight)
             slot.verify[kind] += round(verify[kind] * weight)
+
+    def of_step_before(self, slot: Slot) -> int:
+        """Rows that hold what the step before held in their place, and that no shift of rows against tokens explains.
+
+        The step before lies as far back as it accepted. Where that was the same distance every time, a shift within the rows of
+        a step's reach would look alike; one beyond them, in rows of verify steps alone, is no shift.
+        """
+        if len(slot.displaced) > 1:
+            return slot.last_step
+        beyond = bool(slot.displaced) and min(map(abs, slot.displaced)) > SHIFTED
+        return slot.last_step if beyond and slot.verify["same sequence"] == slot.kinds["same sequence"] else 0
 
     def shard(self, slot: Slot) -> int | None:
         """n, where every sequence's zeros are the rows of its prompt behind the first n-th."""

@@ -19,13 +19,16 @@ from pydantic import ConfigDict, Field
 from torch import Tensor
 
 from draftscope.compare.assignment import assign
+from draftscope.compare.carriers import Carried, Dimension, Sinks, carriers, sinks
 from draftscope.compare.distances import Distance, Model, distance
-from draftscope.compare.effects import Dimension, Effect, Series, Sinks, dimensions, effects, series, sinks
+from draftscope.compare.effects import Effect, Mix, effects
+from draftscope.compare.series import Series, series
 from draftscope.compare.unpaired import UNTOLD, Coupling, Look, between, couplings, looks
 from draftscope.compare.yardstick import Yardstick, yardsticks
 from draftscope.errors import DraftscopeError
 from draftscope.scan.fingerprint import CLASSES, ORDINARY, Fingerprint, RowClass, Statistics, is_fingerprint, load_fingerprint
 from draftscope.scan.scan import scan
+from draftscope.scan.served import is_statistics, load_statistics
 from draftscope.states.opening import open_source
 from draftscope.states.places import Place, place
 from draftscope.states.types import Source
@@ -120,7 +123,9 @@ class Comparison(Model):
     looks: list[Look] = Field(default_factory=list, description="what each slot of B looks like")
     couplings: list[Coupling] = Field(default_factory=list, description="cosines between the slots of a row")
     effects: list[Effect] = Field(default_factory=list, description="each slot of B against its own entry, by rows")
+    mixes: list[Mix] = Field(default_factory=list, description="what other shares of classes and positions make of it")
     dimensions: list[Dimension] = Field(default_factory=list, description="which dimensions carry the difference")
+    carried: list[Carried] = Field(default_factory=list, description="how each slot's difference is spread over dimensions")
     sinks: list[Sinks] = Field(default_factory=list, description="channels that stand out in sinks")
     series: Series | None = Field(None, description="several fingerprints against A, in order")
 
@@ -150,8 +155,15 @@ def fingerprint_of(given: Place | str | Source | Fingerprint) -> Fingerprint:
         return given
     if isinstance(given, str | Place):
         path = place(given)
-        return load_fingerprint(path) if is_fingerprint(path) else scan(open_source(path))
+        return known_fingerprint(path) or scan(open_source(path))
     return scan(given)
+
+
+def known_fingerprint(path: Place) -> Fingerprint | None:
+    """What a fingerprint file holds, or a capture that kept statistics alone; None where a scan has to tell."""
+    if is_fingerprint(path):
+        return load_fingerprint(path)
+    return load_statistics(path) if is_statistics(path) else None
 
 
 def compare_fingerprints(
@@ -194,13 +206,15 @@ def compare_fingerprints(
     for name, f in (("A", a), ("B", b)):
         if f.sequences < 8:
             caveats.append(f"{name} has {f.sequences} sequence{'s' if f.sequences != 1 else ''}: its statistics are uncertain")
+    by_rows, mixes = effects(a, b, classes, yards)
+    by_dimension, carried = carriers(a, b, classes)
     return Comparison(
         schema="draftscope.compare/1", a=side_of(a), b=side_of(b), rows_compared="answer" if answered else "ordinary",
         distances=table,
         split_half_a=halves_a, split_half_b=halves_b, caveats=caveats,
         assignment=_candidates(a, b, table, halves_a, halves_b), yardsticks=yards,
         looks=looks(a, b, classes, table, yards, token_alone), couplings=couplings(a, b),
-        effects=effects(a, b, classes, yards), dimensions=dimensions(a, b, classes), sinks=sinks(a, b),
+        effects=by_rows, mixes=mixes, dimensions=by_dimension, carried=carried, sinks=sinks(a, b),
         series=series([a, b, *more], classes, yards) if more else None,
     )
 

@@ -16,18 +16,34 @@ LAGS = 2
 
 
 @dataclass(frozen=True, slots=True)
+class Repeat:
+    """Rows of one slot that unlike tokens share, bit for bit.
+
+    Attributes:
+        zeros, verify: of these rows, those of zeros, and those of verify steps.
+        example: the last of them, in words.
+    """
+
+    slot: int
+    rows: int
+    zeros: int
+    verify: int
+    example: str
+
+
+@dataclass(frozen=True, slots=True)
 class Within:
     """A capture against itself.
 
     Attributes:
-        repeats: rows of a slot that unlike tokens share bit for bit: (slot, rows, example).
+        repeats: by slot.
         prefixes: rows of two requests with the same tokens from position 0 on, compared, and those that differ.
         chained: rows whose `verified_ids` could be held against the next accepted token, and those that differ.
         gaps: requests whose accepted rows leave a position out; late: requests whose first row is not at position 0, with the
             rows that are missing.
     """
 
-    repeats: tuple[tuple[int, int, str], ...]
+    repeats: tuple[Repeat, ...]
     prefix_rows: int
     prefix_differ: int
     prefix_example: str
@@ -68,13 +84,21 @@ def within(traces: Sequence[Trace], items: Sequence[Recorded]) -> Within:
     )
 
 
-def _repeats(items: Sequence[Recorded]) -> Iterator[tuple[int, int, str]]:
-    """Slots in which unlike tokens share a vector, bit for bit."""
+def _repeats(items: Sequence[Recorded]) -> Iterator[Repeat]:
+    """Slots in which unlike tokens share a vector; what is not finite is another matter."""
+    by_name = {item.name: item for item in items}
     for slot in range(items[0].slots.shape[1] if items else 0):
-        shared = list(repeated(items, slot).values())
-        if shared:
-            name, row = shared[0][-1]
-            yield slot, sum(map(len, shared)), f"{name}, row {row}"
+        places = [(by_name[name], row) for shared in repeated(items, slot).values() if not _neighbours(shared)
+                  for name, row in shared if bool(by_name[name].slots[row, slot].isfinite().all())]
+        if places:
+            zeros = sum(not bool(item.slots[row, slot].any()) for item, row in places)
+            verify = sum(bool(item.verify[row]) for item, row in places)
+            yield Repeat(slot, len(places), zeros, verify, f"{places[-1][0].name}, row {places[-1][1]}")
+
+
+def _neighbours(shared: Sequence[tuple[str, int]]) -> bool:
+    """Whether a vector stands in two rows next to each other alone: at the edge of a block that was shifted it does."""
+    return len(shared) == 2 and shared[0][0] == shared[1][0] and abs(shared[0][1] - shared[1][1]) <= LAGS
 
 
 def _same_prefixes(items: Sequence[Recorded]) -> Iterator[Run]:

@@ -40,12 +40,12 @@ class Yardstick(Model):
     sampling: Distance = Field(default_factory=Distance)
     rows: int = 0
 
-    def unit(self, rows: int, component: Component = "total") -> float | None:
-        """One unit, for so many rows held against the reference; None where the reference does not tell."""
-        spread, sampling = getattr(self.spread, component), getattr(self.sampling, component)
-        if spread is None or sampling is None or not rows or not self.rows:
+    def unit(self, rows: int, component: Component = "total", against: int | None = None) -> float | None:
+        """One unit, for so many rows held against the reference, or against so many; None where the reference does not tell."""
+        spread, sampling, others = getattr(self.spread, component), getattr(self.sampling, component), against or self.rows
+        if spread is None or sampling is None or not rows or not others:
             return None
-        return max(math.hypot(spread, sampling * math.sqrt(1 / rows + 1 / self.rows)), 1e-6)
+        return max(math.hypot(spread, sampling * math.sqrt(1 / rows + 1 / others)), 1e-6)
 
 
 def yardsticks(reference: Fingerprint, classes: tuple[RowClass, ...]) -> list[Yardstick]:
@@ -67,14 +67,25 @@ def yardsticks(reference: Fingerprint, classes: tuple[RowClass, ...]) -> list[Ya
     return made
 
 
+def others(groups: list[Statistics]) -> list[Statistics]:
+    """For each group all others together."""
+    before, after = [Statistics()], [Statistics()]
+    for group in groups[:-1]:
+        before.append(_both(before[-1], group))
+    for group in groups[:0:-1]:
+        after.append(_both(after[-1], group))
+    return [_both(one, other) for one, other in zip(before, reversed(after), strict=True)]
+
+
+def _both(one: Statistics, other: Statistics) -> Statistics:
+    total = Statistics()
+    total.merge(one)
+    total.merge(other)
+    return total
+
+
 def _between(groups: list[Statistics]) -> Distance:
-    found = []
-    for i, group in enumerate(groups):
-        rest = Statistics()
-        for j, other in enumerate(groups):
-            if j != i:
-                rest.merge(other)
-        found.append(distance(rest, group))
+    found = [distance(rest, group) for rest, group in zip(others(groups), groups, strict=True)]
     return Distance(**{
         name: math.sqrt(sum(getattr(d, name) ** 2 for d in found) / len(found)) for name in COMPONENTS
         if all(getattr(d, name) is not None for d in found)

@@ -41,7 +41,8 @@ def _owned(sequence: Sequence, owns: list[Own]) -> Iterator[tuple[Tensor, Own]]:
             if mine:
                 yield rows_of(sequence, phase), Own(
                     slot, 1.0 if any(one.scale == 1 for one in mine) else mine[0].scale,
-                    0 if any(one.lag == 0 for one in mine) else mine[0].lag)
+                    0 if any(one.lag == 0 for one in mine) else mine[0].lag, mine[0].phase,
+                    None if any(one.turned is None for one in mine) else mine[0].turned)
 
 
 def changed(
@@ -58,7 +59,10 @@ def changed(
     features = sequence.features.float().clone()
     every, kinds = tuple(changes), (TurnBack, Scale, Shift)
     for rows, chosen in _owned(sequence, [change for change in every if isinstance(change, Own)]):
-        features[rows, chosen.slot] = shifted(own()[:, chosen.slot] * chosen.scale, chosen.lag)[rows]
+        states = own()[:, chosen.slot] * chosen.scale
+        if chosen.turned is not None and (found := turn(TurnBack(chosen.slot, chosen.phase, chosen.turned))) is not None:
+            states = (states @ found[0].float()) * found[1]
+        features[rows, chosen.slot] = shifted(states, chosen.lag)[rows]
     others = [change for change in every if not isinstance(change, Own)]
     for change in sorted(others, key=lambda one: kinds.index(type(one))):
         rows, slot = rows_of(sequence, change.phase), change.slot

@@ -47,7 +47,7 @@ def tell(rig: Rig, boundaries: tuple[int, ...], fault_id: str, out: Path, report
     """
     planted = fault(fault_id)
     variant = planted.variants[0]
-    healthy_plant = replace(Plant.healthy(boundaries), labels=case_labels(boundaries))
+    healthy_plant = replace(Plant.healthy(boundaries, rig.theta), labels=case_labels(boundaries))
     report("serving the healthy pair")
     rig.write_checkpoint(healthy_plant, out / "healthy" / "draft")
     healthy = rig.serve(healthy_plant, out / "healthy" / "draft", out / "healthy" / "capture")

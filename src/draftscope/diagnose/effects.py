@@ -127,6 +127,19 @@ def loss(effect: Effect | None) -> tuple[float, float]:
     return 0.0, likelihood
 
 
+def trained_so(ladder: Ladder, undo: Undo, as_read: Reading, seed: int) -> bool | None:
+    """Whether on training states, too, the draft does better with what would be undone: it was then trained with it.
+
+    None where that was not measured.
+    """
+    case = ladder.case
+    if case.train is None and case.heldout is None:
+        return None
+    with_it, without = ladder.trained(combine([], as_read)), ladder.trained(combine([undo], as_read))
+    gain, _ = compare(without, with_it, without.readout, seed=seed)
+    return None if gain.interval is None else gain.interval[0] > 0
+
+
 def _run(ladder: Ladder, which: list[Suspicion], as_read: Reading) -> Replay:
     return ladder.served(combine((s.undo for s in which if s.undo is not None), as_read))
 

@@ -230,13 +230,15 @@ class Ladder:
     def turn(self, change: TurnBack) -> Map | None:
         """The orthogonal map of a slot, fitted on the sequences on which repairs are chosen."""
         if change not in self._turns:
-            assert self.case.serve is not None
+            assert self.case.serve is not None and self.serve is not None
             sequences = {s.name: s for s in self.case.serve.sequences}
             found, own = [], []
             for name in choosing(list(sequences)):
                 rows = rows_of(sequences[name], change.phase) & sequences[name].features[:, change.slot].isfinite().all(-1)
                 found.append(sequences[name].features[rows, change.slot].float())
-                own.append(self.own(sequences[name])[rows, change.slot])
+                right = self.own(sequences[name])[:, change.slot] if change.boundary is None else (
+                    self.serve.reference(name, [change.boundary])[:, 0])
+                own.append(right[rows])
             x, r = torch.cat(found)[:ROWS], torch.cat(own)[:ROWS]
             self._turns[change] = fitted_turn(x, r) if len(x) >= FEWEST else None
         return self._turns[change]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,10 @@ EDGE = 3
 """Tokens by which a run's edges may be off and the run still be of its own sample's answer."""
 TRIED = 512
 """Strange masks tried on all other samples, at most."""
+MOST = 0.8
+"""Share of the masks that are not right which have to be displaced alike, for that to be what is wrong with them."""
+FURTHEST = 8
+"""Tokens by which masks may be displaced where only repeated separators mark answers."""
 FEW = 3
 """Supervised tokens up to which a mask is too short to be known again."""
 
@@ -40,7 +44,7 @@ def mask_facts(texts: Sequence[Text], markers: Markers | None) -> MaskFacts | No
     facts = MaskFacts(by, generation=markers.generation, longest=max(len(ids) for ids, _ in known))
     found = [turns(ids, markers) for ids, _ in known]
     counted = np.zeros((4, 2), dtype=np.int64)
-    firsts: set[int] = set()
+    moved: dict[int, int] = {}
     strange: list[int] = []
     for i, ((ids, mask), answers) in enumerate(zip(known, found, strict=True)):
         if not mask.any():
@@ -57,10 +61,12 @@ def mask_facts(texts: Sequence[Text], markers: Markers | None) -> MaskFacts | No
         facts.whole += int(whole)
         if mask.any() and not whole:
             _compare(facts, ids, mask, answers, markers)
-        firsts.update(int(ids[turn.start]) for turn in answers)
+            displaced = _displaced(mask, answers)
+            if displaced is not None:
+                moved[i] = displaced
         if mask.any() and not whole and not _near(mask, answers, markers):
             strange.append(i)
-    facts.varied_first = len(firsts)
+    strange = _take_moved(facts, known, found, moved, strange)
     facts.other_share = float(counted[OTHER, 0] / max(counted[OTHER, 1], 1))
     facts.header_share = float(counted[FRAME, 0] / max(counted[FRAME, 1], 1))
     _of_others(facts, known, found, strange)
@@ -112,14 +118,57 @@ def _near(mask: Mask, answers: list[Turn], markers: Markers) -> bool:
         for start, end in _runs(mask))
 
 
+def _displaced(mask: Mask, answers: list[Turn]) -> int | None:
+    """By how many tokens a mask is the one of these answers, or of the last alone, displaced and cut at the text's ends."""
+    on = np.flatnonzero(mask)
+    for some in (answers, answers[-1:]):
+        expected = _expected(some, len(mask))
+        own = np.flatnonzero(expected)
+        if not len(on) or not len(own):
+            continue
+        for by in sorted({int(on[0] - own[0]), int(on[-1] - own[-1])}, key=abs):
+            if np.array_equal(mask, _moved(expected, by)):
+                return by
+    return None
+
+
+def _expected(answers: list[Turn], length: int) -> Mask:
+    mask = np.zeros(length, dtype=bool)
+    for turn in answers:
+        mask[turn.start : turn.end] = True
+    return mask
+
+
+def _moved(mask: Mask, by: int) -> Mask:
+    found = np.zeros(len(mask), dtype=bool)
+    if by >= 0:
+        found[by:] = mask[: len(mask) - by]
+    else:
+        found[:by] = mask[-by:]
+    return found
+
+
+def _take_moved(facts: MaskFacts, known: list[tuple[Ids, Mask]], found: list[list[Turn]], moved: dict[int, int],
+                strange: list[int]) -> list[int]:
+    """Count displaced masks, and give back the strange ones that are not displaced as most of the wrong ones are.
+
+    A mask of another sample may look displaced, too, but each by another number.
+    """
+    skipped: dict[int, set[int]] = {}
+    for i, by in moved.items():
+        facts.moved[by] = facts.moved.get(by, 0) + len(found[i])
+        skipped.setdefault(by, set()).update(
+            int(known[i][0][turn.start + by - 1]) for turn in found[i] if by > 0 and turn.start + by <= len(known[i][0]))
+    facts.skipped = {by: len(tokens) for by, tokens in skipped.items() if by > 0}
+    wrong = Counter(by for by in moved.values() if by)
+    by, times = wrong.most_common(1)[0] if wrong else (0, 0)
+    others = [i for i in strange if moved.get(i) != by]
+    return others if by and times >= MOST * (times + len(others)) else strange
+
+
 def _of_others(facts: MaskFacts, known: list[tuple[Ids, Mask]], found: list[list[Turn]], strange: list[int]) -> None:
     """Masks that are not about their own sample: whose answers they are of."""
-    expected = []
-    for (ids, _), answers in zip(known, found, strict=True):
-        mask = np.zeros(len(ids), dtype=bool)
-        for turn in answers:
-            mask[turn.start : turn.end] = True
-        expected.append(mask)
+    expected = [_expected(answers, len(ids)) for (ids, _), answers in zip(known, found, strict=True)]
     facts.of = len(strange)
     strange = [i for i in strange if known[i][1].sum() > FEW]
     fits = {i: [j for j in range(len(known)) if j != i and _is_of(known[i][1], expected[j])] for i in strange[:TRIED]}
@@ -142,8 +191,8 @@ def _fitted(mask: Mask, length: int) -> Mask:
 def _by_separators(known: list[tuple[Ids, Mask]]) -> MaskFacts | None:
     """Runs against separators that repeat at their edges: what stands at a run's edges in nearly every run is a marker.
 
-    Where the token before each run is the same, runs begin where they should; where that constant is inside, or one away, they
-    are shifted, and their ends must say the same.
+    Where the token before each run is the same, runs begin where they should; where that constant is inside, or away, they are
+    displaced, and their ends must say the same.
     """
     runs = [(ids, start, end) for ids, mask in known for start, end in _runs(mask)]
     facts = MaskFacts("repeated separators", samples=len(known), longest=max(len(ids) for ids, _ in known),
@@ -156,15 +205,28 @@ def _by_separators(known: list[tuple[Ids, Mask]]) -> MaskFacts | None:
         return len(tokens) >= 0.5 * len(runs) and bool(majority(tokens, 0.9))
 
     facts.turns = len(runs)
-    facts.varied_first = len({int(ids[start]) for ids, start, _ in runs})
-    # Early by one: the header's last token begins the run, and what closes the answer comes right after it.
-    if constant(-1, 0) and constant(0, 0) and not constant(1, 0) and not constant(-1, 1) and constant(0, 1):
-        facts.offsets[-1, -1] = len(runs)
-    elif not constant(-1, 0) and constant(-2, 0) and constant(-3, 0) and not constant(0, 0):
-        facts.offsets[1, 1] = len(runs)
-    elif constant(-1, 0) and not constant(0, 0):
-        facts.offsets[0, 0] = len(runs)
+    by = next((by for by in sorted(range(-FURTHEST, FURTHEST + 1), key=abs) if _header_ends(by, constant)), None)
+    if by is not None:
+        facts.offsets[by, by] = facts.moved[by] = len(runs)
+        facts.skipped[by] = len({int(ids[start - 1]) for ids, start, _ in runs if start})
     return facts
+
+
+def _header_ends(by: int, constant: Callable[[int, int], bool]) -> bool:
+    """Whether runs stand `by` tokens behind (or, below 0, before) where a header, the same before every answer, ends.
+
+    Args:
+        constant: whether the same token stands so many tokens from most runs' first (0) or behind their last (1).
+    """
+    if by == 0:
+        return constant(-1, 0) and not constant(0, 0)
+    last = -1 - by
+    if not (constant(last, 0) and constant(last - 1, 0)):
+        return False
+    if by > 0:
+        return not any(constant(at, 0) for at in range(-by, 1))
+    # What closes the answer has to come as far behind the run.
+    return not constant(last + 1, 0) and constant(last, 1) and not any(constant(at, 1) for at in range(-1, last))
 
 
 def _runs(mask: Mask) -> list[tuple[int, int]]:

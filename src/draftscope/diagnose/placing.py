@@ -12,8 +12,9 @@ from draftscope.diagnose.holding import hold
 from draftscope.diagnose.ladder import Ladder, as_meant
 from draftscope.diagnose.precision import try_precisions
 from draftscope.diagnose.reference import decide, from_boundaries
-from draftscope.diagnose.sides import candidate, side_facts, sweep_side
+from draftscope.diagnose.sides import SweptSide, candidate, side_facts, sweep_side
 from draftscope.diagnose.unpaired import by_statistics
+from draftscope.diagnose.unreduced import unreduced
 from draftscope.faults.measurements import TRAINED
 from draftscope.findings import Placed
 from draftscope.target.recorded import RecordedSweep
@@ -53,6 +54,7 @@ def place(examination: Examination) -> None:
     if examination.ladder is not None:
         examination.ladder.reference = m.reference
     hold(case, m, examination.swept)
+    examination.steps += unreduced(case, m)
     try_precisions(case, m)
 
 
@@ -69,6 +71,10 @@ def _by_sweep(examination: Examination) -> None:
         what = "training states" if facts.name == "train" else "capture"
         examination.report(f"running the target over {selected.rows} tokens of the {what}")
         swept = sweep_side(target, selected, tuple(sorted(wanted)), parts=parts)
+        if turned := _turned_elsewhere(swept) - wanted:
+            # The map between these and what was recorded is fitted on the target's own states there.
+            wanted |= turned
+            swept = sweep_side(target, selected, tuple(sorted(wanted)), parts=parts)
         examination.swept[facts.name] = swept
         placed = side_facts(facts.name, selected, swept)
         facts.slots, facts.last, facts.proof, facts.detail = placed.slots, placed.last, "sweep", placed.detail
@@ -76,6 +82,12 @@ def _by_sweep(examination: Examination) -> None:
         wanted |= {p.boundary for p in facts.slots if p.boundary is not None and p.kind == "stream" and p.norm == "pre"}
         held = ", ".join(_words(p) for p in facts.slots)
         examination.steps.append(f"{facts.name} slots placed against {target.layers + 1} boundaries: {held}")
+
+
+def _turned_elsewhere(swept: SweptSide) -> set[int]:
+    """Boundaries at which slots were placed in another basis."""
+    every = [*swept.placed, *(placed for several in swept.phases.values() for placed in several)]
+    return {p.boundary for p in every if p.transform in ("rotation", "permutation") and p.boundary is not None}
 
 
 def _covered(recorded: RecordedSweep, selected: Selected) -> bool:

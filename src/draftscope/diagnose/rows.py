@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
 from draftscope.compare.rowwise import Rowwise, Slot, blocks_alone, blocks_of, identical, interleaved_errors
-from draftscope.compare.runs import Recorded, repeated
-from draftscope.compare.within import LAGS, within
+from draftscope.compare.runs import Recorded
+from draftscope.compare.within import within
 from draftscope.diagnose.case import Selected
 from draftscope.faults.facts_rows import Blocks, RowFacts, SlotRows, Unfit
 from draftscope.faults.measurements import SideFacts
@@ -49,25 +48,13 @@ def _alone(facts: RowFacts, selected: Selected, *, served: bool) -> None:
     facts.prefix_rows, facts.prefix_differ, facts.prefix_example = found.prefix_rows, found.prefix_differ, found.prefix_example
     facts.chained, facts.broken, facts.broken_example = found.chained, found.broken, found.broken_example
     facts.rows, facts.verify_rows = sum(len(i.token_ids) for i in items), sum(int(i.verify.sum()) for i in items)
-    by_name = {item.name: item for item in items}
-    for slot in range(items[0].slots.shape[1] if items else 0):
-        places = [(name, row) for shared in repeated(items, slot).values() if not _neighbours(shared) for name, row in shared
-                  if bool(by_name[name].slots[row, slot].isfinite().all())]
-        if places:
-            zeros = sum(not bool(by_name[name].slots[row, slot].any()) for name, row in places)
-            verify = sum(bool(by_name[name].verify[row]) for name, row in places)
-            facts.repeats.append((slot, len(places), zeros, verify, f"{places[-1][0]}, row {places[-1][1]}"))
+    facts.repeats = list(found.repeats)
     facts.identical = identical(selected.sequences)
     facts.unfit = _unfit(selected)
     for slot in range(items[0].slots.shape[1] if items else 0):
         states = torch.cat([item.slots[:, slot] for item in items])[:KEPT]
         if (held := blocks_alone(states)) is not None:
             facts.blocks.append(Blocks(slot, held[0], held[1], len(states)))
-
-
-def _neighbours(shared: Sequence[tuple[str, int]]) -> bool:
-    """Whether a vector stands in two rows next to each other alone: at the edge of a block that was shifted it does."""
-    return len(shared) == 2 and shared[0][0] == shared[1][0] and abs(shared[0][1] - shared[1][1]) <= LAGS
 
 
 def _unfit(selected: Selected) -> dict[int, Unfit]:
@@ -150,7 +137,7 @@ def _slot_rows(slot: int, held: Slot, gathered: Rowwise) -> SlotRows:
         example = f"{gathered.names[number]}, row {zeros[0]}"
     return SlotRows(
         slot, held.wanted, dict(held.kinds), dict(held.verify), dict(held.places), held.later, dict(held.offsets), held.steps,
-        held.last_step if len(held.displaced) > 1 else 0, held.beside, held.whole,
+        gathered.of_step_before(held), held.beside, held.whole,
         gathered.shard(held) or gathered.turned(held), example,
     )
 

@@ -19,14 +19,12 @@ from torch import Tensor
 from draftscope.eagle3.matching import finite_rows
 from draftscope.eagle3.model import Draft
 from draftscope.eagle3.sampling import Sampling
-from draftscope.faults.facts_runtime import SamplerFacts
+from draftscope.faults.facts_runtime import DECIDED, SamplerFacts
 from draftscope.states.types import Sequence
 from draftscope.target.parts import TargetParts
 
 TEMPERATURES = tuple(round(0.3 * 1.1**n, 3) for n in range(26))
 """At which tokens are tried for the temperature that they were drawn at: 0.3 to 3.3."""
-DECIDED = 10.0
-"""Log-likelihood by which another temperature has to explain better."""
 SURE, ROUGHLY = 1.05, 1.3
 """p/q from which a rejection is not left to chance under speculative sampling: at the temperature claimed, at one fitted."""
 PLAUSIBLE, SHARP = 1.0, 0.7
@@ -112,6 +110,7 @@ def sampled(draft: Draft, sequences: Several[Sequence], parts: TargetParts, clai
         expected_rejection=float(chance.mean()), expected_equality=float(p_x.mean()), overlap=float(overlap.mean()),
         for_rejection=_likelihood(chance, kept), for_equality=_likelihood(p_x, kept),
         impossible=int((~kept & (p_x > sure * q_x) & (q_x > _FLOOR)).sum()), draft_temperature=warm, temperature_gain=gain,
+        over_chance=float(drafts.max()) + len(kept) * float(np.log(len(draft.target_ids))),
         length=_length(kept, places), length_rejection=_length(chance, places), length_overlap=_length(overlap, places),
     )
 

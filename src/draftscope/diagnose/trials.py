@@ -15,14 +15,13 @@ from typing import Any, Literal
 from draftscope.diagnose.case import Case
 from draftscope.diagnose.ladder import Ladder, combine
 from draftscope.diagnose.likeness import Recorded, Round, likeness
+from draftscope.diagnose.rotary import THETAS, target_config, target_rope
 from draftscope.diagnose.sampled import drawn, temperature
 from draftscope.eagle3.reading import Reading, Runtime
 from draftscope.eagle3.replayed import Gate
 from draftscope.errors import DraftscopeError, UsageError
 from draftscope.faults.facts_runtime import NEARLY, Likeness, RuntimeFacts, Tried
 from draftscope.faults.measurements import SAME, GateFacts
-from draftscope.states.places import Remote
-from draftscope.states.tensorfile import read_json
 
 Group = Literal["first", "later"]
 
@@ -38,7 +37,6 @@ LOOKED_AT = 64
 """Rounds of each sequence whose states are looked at though the gate passes: each takes K passes of the draft."""
 BETTER = 3.0
 """A trial explains no better than another whose states are off by less than so many times as much."""
-THETAS = (1e4, 1e5, 1.5e5, 5e5, 1e6, 5e6, 8e6, 1e7)
 EXACT = 0.995
 """Share of first drafts that are the engine's where only later ones are wrong."""
 BLOCKS = (1, 8, 16, 32, 64, 128, 256)
@@ -271,7 +269,7 @@ def _masks(window: int | None, layers: int, longest: int, case: Case) -> Iterato
         tried[None] = f"ignores the draft's sliding window of {window}"
         for other in (window - 1, window + 1):
             tried[other] = f"applies a sliding window of {other} in place of {window}"
-    own = _target_config(case).get("sliding_window")
+    own = target_config(case).get("sliding_window")
     if isinstance(own, int) and own != window:
         tried[own] = f"applies the target's sliding window of {own} to the draft"
     size = 8
@@ -337,7 +335,7 @@ def _rope(own: dict[str, Any], case: Case) -> Iterator[Trial]:
     plain = {"rope_type": "default", "rope_theta": theta}
     if scaled:
         add(f"drops the draft's rope scaling ({own['rope_type']})", plain)
-    if target := _target_rope(case):
+    if target := target_rope(case):
         add("turns the draft's queries and keys by the target's rotary table", target)
     if own.get("partial_rotary_factor"):
         add("turns the whole head where the draft has only part of it turned",
@@ -353,28 +351,3 @@ def _rope(own: dict[str, Any], case: Case) -> Iterator[Trial]:
                 {**plain, "rope_type": "linear", "factor": factor})
     for name, (says, parameters) in tried.items():
         yield Trial(f"rope_parameters={name}", "rope", says, "first", settings=(("rope_parameters", parameters),))
-
-
-def _target_config(case: Case) -> dict[str, Any]:
-    """The target's config.json, of its text part; empty where there is none."""
-    if case.parts is None or isinstance(case.parts.folder, Remote):
-        return {}
-    path = case.parts.folder / "config.json"
-    if not path.is_file():
-        return {}
-    raw = read_json(path)
-    found = raw.get("text_config", raw) if isinstance(raw, dict) else {}
-    return found if isinstance(found, dict) else {}
-
-
-def _target_rope(case: Case) -> dict[str, Any]:
-    raw = _target_config(case)
-    parameters = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    if not isinstance(parameters, dict) or any(isinstance(v, dict) for v in parameters.values()):
-        return {}
-    theta = parameters.get("rope_theta") or raw.get("rope_theta")
-    if theta is None:
-        return {}
-    kind = parameters.get("rope_type") or parameters.get("type") or "default"
-    return {**{k: v for k, v in parameters.items() if k not in ("type",)}, "rope_type": kind, "rope_theta": float(theta)}
-

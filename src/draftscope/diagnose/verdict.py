@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from draftscope.diagnose.confidence import confidence_of
-from draftscope.diagnose.effects import STRENGTH, Costs, loss, mending
+from draftscope.diagnose.effects import STRENGTH, Costs, loss, mending, trained_so
 from draftscope.diagnose.norms import measure_norms
 from draftscope.diagnose.power import NOTICEABLE, UNPAIRED, paired, power_of
 from draftscope.diagnose.reference import explained
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 BY_SLOT = frozenset({"layer-set", "layer-offset", "residual-missing", "scale-mult", "token-shift", "final-norm",
                      "rotated-space"})
+LOADED = frozenset({"weight-missing", "vocab-map", "tied-head", "quant-inherit", "config-flag"})
+"""Of what an engine has loaded: proven on the serving side, it is why replay as read is not what the engine did."""
 SOUND = 0.9
 """Share of a slot's rows that must match for it to be right."""
 SPANS = {
@@ -57,7 +59,7 @@ def conclude(examination: Examination, judged: list[Judged], found: Costs | None
     """The diagnosis as the contract has it."""
     m, rungs = examination.m, examination.rungs
     for j in judged:
-        _weigh(j, m)
+        _weigh(j, examination)
     ranked = rank(judged)
     caveats = _caveats(examination, found)
     findings = [
@@ -116,16 +118,19 @@ def _in_order(repair: list[Mended], rungs: dict[str, Rung]) -> list[str]:
     return [f"mend in this order, accept length by replay {begin}to: {steps}; then measure again"]
 
 
-def _weigh(judged: Judged, m: Measurements) -> None:
+def _weigh(judged: Judged, examination: Examination) -> None:
     """What a slot should hold is known from training states; a configuration only claims it.
 
     Against a claim alone, states prove a departure from the claim, not a fault: it is `supported` until the replay of the states
     as claimed is better beyond its interval.
     """
-    suspicion, effect = judged.suspicion, judged.effect
+    suspicion, effect, m = judged.suspicion, judged.effect, examination.m
     by_slot = suspicion.fault in BY_SLOT and not suspicion.runtime
     if misrecorded(m) and by_slot and suspicion.side == "serve":
         _blame_the_recording(suspicion)
+        return
+    if _worsens(effect) and suspicion.runtime and suspicion.undo is not None and examination.ladder is not None:
+        _of_the_runtime(judged, trained_so(examination.ladder, suspicion.undo, examination.as_read, examination.case.inputs.seed))
         return
     if _worsens(effect) and (not by_slot or m.reference_from != TRAINED):
         _not_the_cost(judged)
@@ -158,6 +163,23 @@ def _blame_the_recording(suspicion: Suspicion) -> None:
     )
     suspicion.fix = Fix(says="Mend what records fc_input (order of slots, row against row) and capture again: the engine itself "
                         "was fed rightly.")
+
+
+def _of_the_runtime(judged: Judged, trained: bool | None) -> None:
+    """What the engine does is known from its own rounds; that it departs from the training is not, where the draft likes it."""
+    suspicion, effect = judged.suspicion, judged.effect
+    assert effect is not None
+    cost = (f"undone, accept length is {effect.length_if_fixed or 0:.2f} in place of {effect.length_now or 0:.2f} on these "
+            "requests")
+    if trained is None:
+        suspicion.strength = "suspected"
+        suspicion.caveats.append(f"{cost}: the draft may have been trained so; training states (--train) tell")
+    elif trained:
+        suspicion.strength = "suspected"
+        suspicion.caveats.append(f"{cost}, and the draft does better so on its training states, too: it was trained so, and the "
+                                 "engine does as it should")
+    else:
+        suspicion.caveats.append(f"{cost}: it costs nothing here; on its training states the draft does not do better so")
 
 
 def _not_the_cost(judged: Judged) -> None:
@@ -286,7 +308,8 @@ def _open_questions(examination: Examination, findings: list[Finding]) -> list[s
                else "the draft could not be replayed" if recorded else "record verify steps in the capture")
         )
     elif not m.gate.passed and not any(gate.passed for gate in m.gate_with.values()) and not (
-        _other_map(m) or misrecorded(m)
+        _other_map(m) or misrecorded(m) or any(
+            f.fault in LOADED and f.strength == "proven" and not f.where[0].startswith("train:") for f in findings if f.where)
     ):
         questions.append(
             f"replay gives the recorded counts in only {m.gate.share:.1%} of {m.gate.steps} steps and no known runtime fault "

@@ -138,8 +138,10 @@ def pairs(healthy: Plant, which: Sequence[tuple[Fault, str]], count: int, seed: 
 
 
 def spread_evenly(kinds: Sequence[Sequence[Case]]) -> list[Case]:
-    """Cases of several kinds, each kind in its order and spread evenly over the whole: a budget of time cuts off some of each."""
-    placed = [((i + 0.5) / len(kind), case) for kind in kinds for i, case in enumerate(kind)]
+    """Cases of several kinds, each spread evenly over the whole in an order drawn by name: a budget of time cuts off some of each
+    kind and of each class."""
+    drawn = [sorted(kind, key=lambda case: random.Random(case.key).random()) for kind in kinds]
+    placed = [((i + 0.5) / len(kind), case) for kind in drawn for i, case in enumerate(kind)]
     return [case for _, case in sorted(placed, key=lambda one: one[0])]
 
 

@@ -40,6 +40,7 @@ class Pair:
         digest: of everything that its outcomes rest on.
         prompts: token ids to be served; conversations: the writer of the training data gets these.
         k, max_new: of the plain run.
+        theta: the base of the draft's rotary table.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Pair:
     digest: str
     k: int = 3
     max_new: int = 48
+    theta: float = 1e4
     _coarse: Target | None = None
     _kept: OrderedDict[bytes, tuple[Path, Summary]] = field(default_factory=OrderedDict)
 
@@ -112,7 +114,8 @@ def open_pair(
     for path in sorted(folder.glob("*.safetensors")):
         told.update(f"{path.name} {path.stat().st_size}".encode())
     called = name or ("embedded" if embedded else folder.parent.name if folder.name == "target" else folder.name)
-    return Pair(called, model, checkpoint, boundaries, asked, conversations, told.hexdigest(), max_new=max_new)
+    return Pair(called, model, checkpoint, boundaries, asked, conversations, told.hexdigest(), max_new=max_new,
+                theta=float(config.rope_parameters.get("rope_theta", 1e4)))
 
 
 def _read(path: Path, target: Target, served: int, learned: int) -> tuple[list[list[int]], list[list[int]]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
@@ -21,6 +20,7 @@ from draftscope.errors import DraftscopeError, UsageError
 from draftscope.faults.plant import Plant
 from draftscope.faults.rig import Run
 from draftscope.findings import Diagnosis
+from draftscope.states.leftover import scratch
 from draftscope.target.model import Target
 
 LINES, HEAD = "outcomes.jsonl", "pair.json"
@@ -93,7 +93,7 @@ def exercise(
     store = Store(folder, pair.name, pair.digest)
     done = {(o.key, o.tokens) for o in read_outcomes(folder)}
     began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="drill-", dir=folder) as work:
+    with scratch(folder, "drill") as work:
         for case in cases:
             left = [n for n in tokens if (case.key, n) not in done]
             if not left:
@@ -101,7 +101,7 @@ def exercise(
             if minutes is not None and time.monotonic() - began > 60 * minutes:
                 break
             done |= {(case.key, n) for n in left}
-            for outcome in _case(pair, case, left, Path(work)):
+            for outcome in _case(pair, case, left, work):
                 store.add(outcome)
                 on_outcome(outcome)
 

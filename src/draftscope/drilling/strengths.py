@@ -252,12 +252,13 @@ def _limit(plant: Plant, draw: random.Random, layers: int) -> Drawn:
 
 
 def _rotary(plant: Plant, draw: random.Random, layers: int) -> Drawn:
+    bases = [theta for theta in (2e4, 1e5, 3e5, 5e6, 1e7) if theta != plant.theta]
     kinds: list[dict[str, Any]] = [
-        {"rope_theta": draw.choice([2e4, 1e5, 3e5, 5e6, 1e7])}, {"rope_type": "linear", "factor": draw.choice([2.0, 3.0, 8.0])},
+        {"rope_theta": draw.choice(bases)}, {"rope_type": "linear", "factor": draw.choice([2.0, 3.0, 8.0])},
         {"partial_rotary_factor": draw.choice([0.25, 0.75])},
     ]
     changed = draw.choice(kinds)
-    read = {"rope_type": "default", "rope_theta": 10000.0, **changed}
+    read = {"rope_type": "default", "rope_theta": plant.theta, **changed}
     return ", ".join(f"{name} = {value}" for name, value in changed.items()), reads_otherwise(plant, rope_parameters=read)
 
 

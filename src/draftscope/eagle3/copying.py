@@ -14,6 +14,7 @@ from torch import Tensor
 
 from draftscope.eagle3.checkpoint import Checkpoint
 from draftscope.errors import DraftscopeError, UsageError
+from draftscope.states.leftover import sweep_up, temporary
 from draftscope.states.tensorfile import save_tensors
 
 _OTHER_WEIGHTS = frozenset({".bin", ".pt", ".pth", ".ckpt", ".safetensors"})
@@ -37,20 +38,21 @@ def whole_folder(out: Path) -> Iterator[tuple[Path, Callable[[], None]]]:
         DraftscopeError: the disk refuses.
     """
     check_new(out)
-    temporary = out.parent / f".{out.name}.{os.getpid()}.part"
+    sweep_up(out.absolute().parent, out.name)
+    made = temporary(out)
 
     def keep() -> None:
         if out.is_dir():
             out.rmdir()
-        temporary.replace(out)
+        made.replace(out)
 
     try:
-        temporary.mkdir(parents=True)
-        yield temporary, keep
+        made.mkdir(parents=True)
+        yield made, keep
     except OSError as error:
         raise DraftscopeError(f"cannot be written: {error.strerror or error}", where=str(out)) from None
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(made, ignore_errors=True)
 
 
 def write_copy(checkpoint: Checkpoint, changed: Mapping[str, Tensor], folder: Path) -> list[str]:

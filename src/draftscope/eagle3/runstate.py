@@ -17,6 +17,7 @@ from torch import Tensor
 from draftscope.eagle3.config import DraftConfig
 from draftscope.eagle3.settings import Settings
 from draftscope.errors import DraftscopeError
+from draftscope.states.leftover import sweep_up
 from draftscope.states.tensorfile import save_tensors
 
 STATE, LOG = "training.safetensors", "log.jsonl"
@@ -80,6 +81,8 @@ class RunFolder:
             if trim:
                 (self.folder / LOG).unlink(missing_ok=True)
             return None
+        if trim:
+            sweep_up(self.folder)
         where = str(self.state_file)
         try:
             with safe_open(self.state_file, "pt") as f:

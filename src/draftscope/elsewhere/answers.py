@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor
 
+from draftscope.elsewhere.partial import Partial
 from draftscope.elsewhere.session import Frame, Host, error_of, run
 from draftscope.errors import DraftscopeError, UsageError
 from draftscope.findings import Finding, Placed
@@ -21,13 +22,18 @@ from draftscope.inspecting.figures import Inspected
 from draftscope.inspecting.inspect import Answer, judged
 from draftscope.inspecting.measure import Pass
 from draftscope.inspecting.norms import Slots
-from draftscope.scan.fingerprint import Fingerprint, load_fingerprint
+from draftscope.scan.fingerprint import Fingerprint, Odd, load_fingerprint
+from draftscope.scan.pieces import together
+from draftscope.scan.scan import BAD
 from draftscope.states.types import Sample, Skipped, Trace
 
 if TYPE_CHECKING:
     from draftscope.inspecting.placing import Knowledge
 
 BEGINNINGS = "the target was held against the first 2,048 rows at most, 512 of one sequence"
+
+SECONDS = 60.0
+"""Between two parts of a scan's answer: what a lost connection may lose."""
 
 
 class Kept(BaseModel):
@@ -121,37 +127,95 @@ def _pass(held: Measured, tensors: dict[str, Tensor]) -> Pass:
 
 @dataclass(slots=True)
 class Scanned:
-    """A fingerprint made there, with what `Ui.note_source` prints of a source."""
+    """A fingerprint made there, with what `Ui.note_source` prints of a source; `before`: files that an earlier call had got."""
 
-    fingerprint: Fingerprint
+    made: Fingerprint | None
     format: str
     chosen: str
     notes: list[str]
     skipped: list[Skipped]
     skips: int
+    before: int = 0
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        assert self.made is not None
+        return self.made
 
 
-def scan_there(host: Host, path: str, *, slots: int | None = None, shard: tuple[int, int] | None = None,
+def scan_there(host: Host, path: str, out: Path | None = None, *, slots: int | None = None, shard: tuple[int, int] | None = None,
                every: int | None = 1, format: str | None = None, skip_bad: bool = False,
-               on_items: Callable[[int], None] = lambda items: None) -> Scanned:
+               on_items: Callable[[int], None] = lambda items: None,
+               on_begin: Callable[[int, int], None] = lambda files, before: None) -> Scanned:
     """`scan` of a path there; its origin is named `HOST:PATH`.
 
+    What was measured comes every `SECONDS`, and is kept beside `out` until all of it is there: the same call goes on after what
+    an earlier one got before its connection was lost.
+
+    Args:
+        out: where the fingerprint will go; None = nothing is kept.
+        on_items: told of files as they are read; on_begin: of how many there are, and how many came before.
+
     Raises:
-        DraftscopeError: as `scan`, or there is no answer.
+        DraftscopeError: as `scan`, or there is no answer, or the files there are others than those of the earlier call.
     """
-    job = {"what": "scan", "paths": [path], "slots": slots, "shard": shard, "every": every, "format": format,
-           "skip_bad": skip_bad}
-    frame: Frame | None = None
-    for frame in run(host, job, on_items):
-        if frame.kind != "answer":
-            raise error_of(host, frame)
-    if frame is None:
+    asked = {"paths": [path], "slots": slots, "shard": shard, "every": every, "format": format, "skip_bad": skip_bad}
+    partial = Partial.of(out or Path("nowhere/none"), {**asked, "host": host.name})
+    job = {"what": "scan", **asked, "start": partial.next, "listing": partial.listing, "seconds": SECONDS}
+    scanned = Scanned(None, "", "", [], [], 0, partial.next)
+    bad: list[tuple[str, str]] = []
+    of = 0
+    try:
+        for frame in run(host, job, on_items):
+            if frame.kind == "begun":
+                of, partial.listing = int(frame.held["of"]), str(frame.held["listing"])
+                on_begin(of, partial.next)
+                continue
+            if frame.kind != "answer":
+                raise error_of(host, frame)
+            _take(host, frame, scanned, partial, bad)
+            if out is not None and partial.next < of:
+                partial.keep()
+    except (KeyError, TypeError, ValueError) as error:
+        raise DraftscopeError(f"answered with something that is no answer ({error})", where=host.name) from None
+    except DraftscopeError as error:
+        if out is None or not partial.next or isinstance(error, UsageError):
+            raise
+        remedy = f"{error.remedy + '. ' if error.remedy else ''}The same command goes on after {partial.next:,} of {of:,} files"
+        raise DraftscopeError(error.what, where=error.where, remedy=remedy) from None
+    if partial.made is None:
         raise DraftscopeError("gave no answer", where=host.name)
-    with tempfile.TemporaryDirectory(prefix="draftscope-") as folder:
-        file = Path(folder) / "fingerprint"
-        file.write_bytes(frame.more)
-        result = load_fingerprint(file)
-    result.origins = tuple(replace(origin, path=host.path(origin.path)) for origin in result.origins)
+    partial.made.origins = together(partial.made.origins)
+    scanned.made = partial.made
+    return scanned
+
+
+def _take(host: Host, frame: Frame, scanned: Scanned, partial: Partial, bad: list[tuple[str, str]]) -> None:
+    """A part of the answer to what came before it.
+
+    Raises:
+        DraftscopeError: it is no fingerprint, or of another layout.
+    """
     held = frame.held
-    skipped = [Skipped(**one) for one in held["skipped"]]
-    return Scanned(result, held["format"], held["chosen"], held["notes"], skipped, held["skips"])
+    scanned.format, scanned.chosen, scanned.notes = str(held["format"]), str(held["chosen"]), list(map(str, held["notes"]))
+    scanned.skipped = [*scanned.skipped, *(Skipped(**one) for one in held["skipped"])]
+    scanned.skips += int(held["skips"])
+    bad += [(str(name), str(why)) for name, why in held.get("bad", ())]
+    if frame.more:
+        with tempfile.TemporaryDirectory(prefix="draftscope-") as folder:
+            file = Path(folder) / "fingerprint"
+            file.write_bytes(frame.more)
+            made = load_fingerprint(file)
+        made.origins = tuple(replace(origin, path=host.path(origin.path)) for origin in made.origins)
+        if partial.made is None:
+            partial.made = made
+        else:
+            partial.made.absorb(made)
+    if partial.made is not None and bad:
+        odd = partial.made.odd.setdefault(BAD, Odd())
+        for name, why in bad:
+            odd.add(name, why)
+        partial.made.origins = (*partial.made.origins[:-1], replace(
+            partial.made.origins[-1], skipped=partial.made.origins[-1].skipped + len(bad)))
+        bad.clear()
+    partial.next = int(held["next"])

@@ -121,10 +121,10 @@ def _modestly(job: dict[str, Any]) -> None:
 
 def _do(job: dict[str, Any], frames: Frames) -> None:
     if job["what"] == "scan":
-        from draftscope.elsewhere.tasks import scan_one
+        from draftscope.elsewhere.tasks import scan_parts
 
-        answer, more = scan_one(job, frames.advance)
-        frames.send({"kind": "answer", **answer}, more)
+        for answer, more in scan_parts(job, lambda said: frames.send({"kind": "begun", **said}), frames.advance):
+            frames.send({"kind": "answer", **answer}, more)
         return
     from draftscope.elsewhere.tasks import inspect_one
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import tempfile
-from collections.abc import Callable
-from dataclasses import asdict
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +18,12 @@ from torch import Tensor
 from draftscope.errors import DraftscopeError
 from draftscope.inspecting.measure import Pass, measure
 from draftscope.inspecting.norms import first_norms
-from draftscope.scan.scan import scan
+from draftscope.scan.inputs import UNKNOWN, stamp_of
+from draftscope.scan.rich import share_of
+from draftscope.scan.scan import Course, Settings
 from draftscope.states.folder import FileSource
 from draftscope.states.opening import open_source, recognised
-from draftscope.states.types import Sample, Trace
+from draftscope.states.types import Sample, Source, Trace
 
 ROWS = 2048
 """Rows that travel back where a target says what they are; 512 of one sequence."""
@@ -44,18 +49,70 @@ def inspect_one(path: str, job: dict[str, Any], advance: Callable[[], None]) -> 
     return {"path": path, "measured": _plain(found), "norms": None if norms is None else asdict(norms)}, rows
 
 
-def scan_one(job: dict[str, Any], advance: Callable[[], None]) -> tuple[dict[str, Any], bytes]:
-    """The fingerprint of a source, as its file."""
+def scan_parts(job: dict[str, Any], begun: Callable[[dict[str, Any]], None],
+               advance: Callable[[], None]) -> Iterator[tuple[dict[str, Any], bytes]]:
+    """The fingerprint of a source in parts, each of the files that were taken in some seconds, as its file.
+
+    Args:
+        begun: told how many files there are and what they are, before the first is read; advance: told of each file.
+
+    Raises:
+        DraftscopeError: they are others than those that the job goes on with, or as `scan`.
+    """
     source = open_source(Path(job["paths"][0]).expanduser(), job["format"], skip_bad=job["skip_bad"])
-    shard = job["shard"] and (int(job["shard"][0]), int(job["shard"][1]))
-    result = scan(source, slots=job["slots"], shard=shard, every=job["every"], on_item=lambda rows, size: advance(),
-                  skip_odd=job["skip_bad"])
-    handle, name = tempfile.mkstemp()
-    os.close(handle)
-    result.save(Path(name))
-    said = {"format": source.format, "chosen": source.chosen, "skipped": [asdict(one) for one in source.skipped[:SKIPS]],
-            "skips": len(source.skipped), "notes": source.notes if isinstance(source, FileSource) else []}
-    return said, Path(name).read_bytes()
+    chosen = list(range(len(source)))
+    part = ""
+    if job["shard"]:
+        first, step = map(int, job["shard"])
+        chosen, part = chosen[first::step], f"{first} of {step}"
+    listing = _listing(source)
+    if job["listing"] is not None and not listing.startswith(job["listing"]):
+        raise DraftscopeError("holds other files than when this scan was begun, or they were changed", where=job["paths"][0],
+                              remedy="Remove the .partial file beside the output to begin again")
+    begun({"of": len(chosen), "listing": listing})
+    every = share_of(len(source)) if job["every"] is None else int(job["every"])
+    settings = Settings(slots=job["slots"], skip_odd=job["skip_bad"], every=every)
+    next, seen, found = int(job["start"]), 0, False
+    while next < len(chosen):
+        course = Course(source, settings, chosen, None, next, _after(float(job["seconds"])))
+        for _ in course.run(on_progress=lambda progress: advance()):
+            pass
+        next, fresh = course.next, source.skipped[seen:]
+        seen = len(source.skipped)
+        said = {"next": next, "format": source.format, "chosen": source.chosen, "skipped": [asdict(one) for one in fresh[:SKIPS]],
+                "skips": len(fresh), "notes": source.notes if isinstance(source, FileSource) else []}
+        if course.total is None:
+            # None of these files can be read, which is no error where others can.
+            if next == len(chosen) and not found and not job["start"]:
+                course.finish()
+            yield {**said, "bad": [[one.path, one.why] for one in fresh]}, b""
+            continue
+        found = True
+        made = course.finish("scan --on", part)
+        made.origins = (replace(made.origins[0], skipped=len({one.path for one in fresh})),)
+        handle, name = tempfile.mkstemp()
+        os.close(handle)
+        made.save(Path(name))
+        yield said, Path(name).read_bytes()
+        os.unlink(name)
+
+
+def _after(seconds: float) -> Callable[[], bool]:
+    """Whether so much time has passed since."""
+    since = time.monotonic()
+    return lambda: time.monotonic() - since > seconds
+
+
+def _listing(source: Source) -> str:
+    """A hash of the names, sizes and times of a source's files, in order."""
+    found = hashlib.blake2b(str(len(source)).encode(), digest_size=16)
+    for file in source.files if isinstance(source, FileSource) else ():
+        try:
+            stamp = stamp_of(file)
+        except OSError:
+            stamp = UNKNOWN
+        found.update(json.dumps([str(file), stamp.size, stamp.time, stamp.etag]).encode("utf-8", "surrogatepass"))
+    return found.hexdigest()
 
 
 def _plain(found: Pass) -> dict[str, Any]:

@@ -1,6 +1,8 @@
 """Records what a speculative-decoding draft (EAGLE-3) receives inside a serving engine, as a draftscope plain capture.
 
 This file is whole in itself: torch and the standard library, Python 3.10 or newer. Read it before you let it into a server.
+(The option `statistics` needs the parts that follow this one in the copies that `draftscope capture vllm --emit FILE` writes;
+where draftscope is installed they are modules of it.)
 Nothing happens unless DRAFTSCOPE_CAPTURE names a directory:
 
     DRAFTSCOPE_CAPTURE=DIR                              where the capture goes: empty or new, one server each
@@ -20,6 +22,8 @@ What it does to the engine: it copies rows that are at hand anyway and passes th
 It computes nothing that the engine uses, waits for nothing on the engine's thread, and never raises there: the first error
 ends the capture, is logged and noted in DIR/capture.json, and the engine goes on. What does not fit into its bounds is left
 out and counted. A request is held in memory until it ends and is a file then; what still runs when the server is killed is lost.
+With `statistics` no request becomes a file: its rows are summed on the device where they are, on a stream of our own, and
+one file holds the sums, with no token id and `sample_rows` rows.
 It writes in its directory alone, and nothing leaves the machine. The files hold token ids and states of served text: treat
 them as you treat that text.
 
@@ -79,6 +83,8 @@ class Options:
     keep_free: int = 1_000_000_000  # bytes left free on the disk
     fc_output: bool = True
     draft_states: bool = True
+    statistics: bool = False  # sums of the rows in place of the rows; max_bytes does not apply
+    sample_rows: int = 256  # with statistics: rows kept whole
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Options | None:
@@ -95,6 +101,8 @@ class Options:
             if name not in kinds:
                 raise ValueError(f"no option {name!r}; there are {', '.join(kinds)}")
             given[name] = _parse(name, value, kinds[name])
+        if given.get("statistics"):
+            given |= {"fc_output": False, "draft_states": False}
         return cls(os.path.abspath(folder), **given)
 
 
@@ -212,6 +220,7 @@ class Pass:
         self.drop_rejected = False  # the rejected rows are none of the draft's: an engine that fills up blocks
         self.event: Any = None  # of the copies, see `Carrier.mark`
         self._carrier = recorder.carrier
+        self._summed = recorder.served is not None
         self._ranges: list[list[int]] = []
         for i in chosen:
             if self._ranges and self._ranges[-1][1] == bounds[i]:
@@ -221,11 +230,16 @@ class Pass:
 
     def rows(self, name: str, tensor: Tensor) -> None:
         """A tensor with one row per row of the pass: what is recorded of it is copied now."""
+        if self._summed and name not in ("fc_input", "token_ids", "positions"):
+            return
         pieces = [tensor[start:stop] for start, stop in self._ranges]
-        self.by_row[name] = self._carrier.carry(pieces[0] if len(pieces) == 1 else torch.cat(pieces), fresh=len(pieces) > 1)
+        copy = self._carrier.keep if self._summed and name == "fc_input" else self._carrier.carry
+        self.by_row[name] = copy(pieces[0] if len(pieces) == 1 else torch.cat(pieces), fresh=len(pieces) > 1)
 
     def each(self, name: str, tensor: Tensor) -> None:
         """A tensor with one row per request, likewise."""
+        if self._summed and name.endswith("states"):
+            return
         if not self.whole:
             # From pinned memory, or the device would be waited for.
             chosen = torch.tensor(self.chosen, pin_memory=tensor.device.type != "cpu")
@@ -261,6 +275,17 @@ class Carrier:
         tensor.record_stream(stream)
         return host
 
+    def keep(self, tensor: Tensor, *, fresh: bool = False) -> Tensor:
+        """The tensor's copy where it is, there after `mark`'s event."""
+        kept = tensor.detach()
+        kept = kept.contiguous() if fresh else kept.clone(memory_format=torch.contiguous_format)
+        if kept.device.type != "cpu":
+            module = torch.get_device_module(kept.device)
+            if kept.device not in self._streams:
+                self._streams[kept.device] = module.Stream(kept.device)
+            self._streams[kept.device].wait_stream(module.current_stream(kept.device))
+        return kept
+
     def mark(self) -> Any:
         """An event after all copies so far; None where they are done already."""
         for device, stream in self._streams.items():
@@ -270,6 +295,13 @@ class Carrier:
         return None
 
 
+def _part(name: str, module: str) -> Any:
+    """What follows this file in its copies, and is a module of draftscope's where that is installed."""
+    return globals()[name] if name in globals() else getattr(importlib.import_module(module), name)
+
+
+STATISTICS_FILE = "statistics.safetensors"
+_REST = 60.0  # seconds between two writings of it
 _ROW_BYTES = 4 * 8 + 2  # token, position, step and verified token; phase and acceptance
 _FILE_BYTES = 4096  # header and metadata
 
@@ -292,6 +324,11 @@ class Recorder:
     def __init__(self, options: Options, describe: Mapping[str, Any], *, k: int, log: logging.Logger = LOG) -> None:
         self.options, self.describe, self.k, self.log = options, dict(describe), k, log
         self.carrier = Carrier()
+        slots = len(describe.get("layer_ids") or ()) or None
+        self.served: Any = None
+        if options.statistics:
+            self.served = _part("Served", "draftscope.engines.served")(slots, options.sample_rows)
+        self._summed_at = 0.0  # when its file was written
         self.idle: Callable[[], None] | None = None  # called on the writer's thread while nothing happens
         self.stopped: str | None = None
         self.notes: list[str] = []
@@ -400,12 +437,12 @@ class Recorder:
     def _reserve(self, ticket: _Ticket, count: int, size: int) -> bool:
         """Room for more rows of a request; without it the request ends here, since a capture has no gaps."""
         options = self.options
-        size += 0 if ticket.reserved else _FILE_BYTES
+        size += 0 if ticket.reserved or self.served is not None else _FILE_BYTES
         with self._lock:
             if ticket.cut is None:
                 if self._full is not None:
                     ticket.cut = self._full
-                elif options.max_bytes and self._spent + size > options.max_bytes:
+                elif options.max_bytes and self.served is None and self._spent + size > options.max_bytes:
                     ticket.cut = self._full = "max_bytes"
                 elif options.max_rows and self._rows + count > options.max_rows:
                     ticket.cut = self._full = "max_rows"
@@ -446,13 +483,17 @@ class Recorder:
                     if self.idle is not None:
                         self.idle()
                     self._write_running(final=False)  # an engine at rest may be left, or killed, at any moment
+                    self._rest()
                     continue
+                self._rest()
                 if isinstance(item, Pass):
                     self._take(item)
                 elif isinstance(item, _Ticket):
                     self._end(item)
                 elif self._closed:
                     self._write_running(final=True)
+                    if self.served is not None:
+                        self._write_statistics()
                     break
         except OSError as error:
             self.stop(f"{self.options.folder}: {error.strerror or error}")
@@ -463,6 +504,11 @@ class Recorder:
         self._write_description()
         os.close(self._folder_lock)
         self.log.info("draftscope capture: %s", json.dumps(self.captured))
+
+    def _rest(self) -> None:
+        """Write the statistics now and then."""
+        if self.served is not None and self.served.requests and time.monotonic() - self._summed_at > _REST:
+            self._write_statistics()
 
     def _take(self, given: Pass) -> None:
         """Deal the rows of a pass to its requests."""
@@ -482,7 +528,8 @@ class Recorder:
                 record = self._records[ticket.number] = _Record(ticket, self.k)
             kept = count - of_request["rejected"][i]
             end = start + (kept if given.drop_rejected else count)
-            rows = {name: tensor if alone and end - start == len(tensor) else _copied(tensor[start:end])
+            rows = {name: tensor if alone and end - start == len(tensor) else
+                    tensor[start:end] if self.served is not None else _copied(tensor[start:end])
                     for name, tensor in given.by_row.items()}
             tree = "first_child" in of_request
             record.add(
@@ -494,7 +541,29 @@ class Recorder:
                 tested_states=None if tested_states is None else _copied(tested_states[i]),
                 parents=_parents(of_request["first_child"][i], of_request["next_sibling"][i]) if tree else None,
             )
+            if self.served is not None:
+                self._sum(record, count)
             start = stop
+
+    def _sum(self, record: _Record, count: int) -> None:
+        """Hand the rows that a pass added to a request, accepted ones first, to the statistics; they are not kept here."""
+        pieces = record.rows.pop("fc_input", [])
+        fresh = sum(map(len, pieces))
+        kept = sum(record.accepted[len(record.accepted) - fresh :])
+        summed = 0
+        if kept:
+            end = len(record.positions) - fresh + kept
+            summed = self.served.take(record.ticket.number, pieces[0][:kept], record.positions[end - kept : end].tolist(),
+                                      record.phase[end - kept : end])
+        self._release(record.ticket, (count - kept + summed) * self._row_bytes)
+
+    def _release(self, ticket: _Ticket, size: int) -> None:
+        """Room that rows no longer take."""
+        with self._lock:
+            size = min(size, ticket.reserved)
+            ticket.reserved -= size
+            self._held -= size
+            self._spent -= size
 
     def _end(self, ticket: _Ticket) -> None:
         if ticket.number in self._records:
@@ -513,6 +582,9 @@ class Recorder:
 
     def _write(self, number: int, *, finished: bool, final: bool = True) -> None:
         record = self._records[number]
+        if self.served is not None:
+            self._counted(number, finished or record.ended, final)
+            return
         columns, told = record.columns(), record.told()
         finished = finished or record.ended
         path = os.path.join(self.options.folder, f"request-{number:06d}.safetensors")
@@ -536,12 +608,41 @@ class Recorder:
             captured["requests"] += 1
             captured["unfinished"] += not finished
             captured["bytes"] += size
-            captured["rows"] += len(record.token_ids)
-            captured["rows_cut"] += record.ticket.cut_rows
-            captured["tails_cut"] += record.ticket.cut is not None
-            for name, value in told.items():
-                captured[name] += value
+            self._count(record, told)
             self._write_description()
+
+    def _count(self, record: _Record, told: Mapping[str, int]) -> None:
+        captured = self.captured
+        captured["rows"] += len(record.token_ids)
+        captured["rows_cut"] += record.ticket.cut_rows
+        captured["tails_cut"] += record.ticket.cut is not None
+        for name, value in told.items():
+            captured[name] += value
+
+    def _counted(self, number: int, finished: bool, final: bool) -> None:
+        """A request's rows are summed: its figures alone are left."""
+        record = self._records[number]
+        record.changed = False
+        if not final:
+            return
+        self.served.ended(number)
+        self._release(record.ticket, record.ticket.reserved)
+        del self._records[number]
+        self.captured["requests"] += 1
+        self.captured["unfinished"] += not finished
+        told = {name: value for name, value in record.told().items() if "without" not in name}
+        self._count(record, told)
+
+    def _write_statistics(self) -> None:
+        """All sums so far, in one file."""
+        tensors, about = self.served.state()
+        disk = os.statvfs(self.options.folder)
+        if disk.f_bavail * disk.f_frsize - sum(t.nbytes for t in tensors.values()) < self.options.keep_free:
+            raise OSError(28, f"less than keep_free ({self.options.keep_free} bytes) would be left on the disk")
+        path = os.path.join(self.options.folder, STATISTICS_FILE)
+        self.captured["bytes"] = write_safetensors(path, {name: Column.of([t]) for name, t in tensors.items()}, about)
+        self._summed_at = time.monotonic()
+        self._write_description()
 
     def _write_description(self) -> None:
         """capture.json: what the engine says of itself, and what was captured so far."""

@@ -7,6 +7,7 @@ SGLang has plugins from 0.5.11 on only; for all its versions a `sitecustomize.py
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import signal
@@ -25,10 +26,27 @@ VERSION = metadata.version("draftscope")
 DIRECTORY, OPTIONS = "DRAFTSCOPE_CAPTURE", "DRAFTSCOPE_CAPTURE_OPTIONS"
 
 
+PARTS = (("scan", "sums.py"), ("engines", "served.py"))
+"""What follows `engines/inside.py` in its copies: the statistics, each file after those that it needs."""
+
+
 def source() -> str:
-    """The part that runs inside, headed by its version."""
-    text = resources.files("draftscope.engines").joinpath("inside.py").read_text(encoding="utf-8")
-    return f"# draftscope {VERSION}: a copy of its engines/inside.py (Apache-2.0)\n{text}"
+    """The part that runs inside as one file, headed by its version."""
+    parts = " and ".join("/".join(part) for part in PARTS)
+    said = f"# draftscope {VERSION}: a copy of its engines/inside.py, with {parts} (Apache-2.0)"
+    texts = [resources.files(f"draftscope.{room}").joinpath(name).read_text(encoding="utf-8") for room, name in (
+        ("engines", "inside.py"), *PARTS)]
+    return "\n".join([said, texts[0], *map(_following, texts[1:])])
+
+
+def _following(text: str) -> str:
+    """A module as a part of a longer one: without what may stand at a beginning alone, and imports of what stands before it."""
+    lines = text.splitlines(keepends=True)
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] in ("__future__", "draftscope"):
+            for number in range(node.lineno - 1, node.end_lineno or node.lineno):
+                lines[number] = ""
+    return "".join(lines)
 
 
 def emit(path: Path) -> None:

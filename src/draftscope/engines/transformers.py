@@ -1,4 +1,4 @@
-"""Capture under transformers: an observer of `eagle3.generate` that writes what the draft received as a plain capture.
+"""Capture under transformers: an observer of `eagle3.generate` that writes what the draft received, or statistics of it.
 
 Whatever goes wrong here ends the capture with a message, never the generation. A budget leaves out whole requests or a
 request's tail, never its middle.
@@ -7,7 +7,6 @@ request's tail, never its middle.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,7 +19,11 @@ from torch import Tensor
 from draftscope.eagle3.generate import Rows
 from draftscope.eagle3.generated import Generated
 from draftscope.eagle3.tree import TreeShape
+from draftscope.engines.served import Served
+from draftscope.scan.served import NAME
 from draftscope.states.capture import write_trace
+from draftscope.states.leftover import sweep_up, temporary
+from draftscope.states.tensorfile import save_tensors
 from draftscope.states.types import Trace
 
 _HEADER = 4096  # bytes kept free per file for its header and metadata
@@ -66,30 +69,36 @@ class Capture:
         max_bytes: budget of all files together; None = no limit.
         max_requests: requests to record at most.
         last_hidden, fc_output, draft_states: record these too.
+        statistics: keep sums of the rows in place of the rows, whatever `max_bytes` says; sample_rows: rows kept whole then.
 
     The result is in `captured`, also while it goes on; call `close` in the end.
     """
 
     def __init__(self, folder: Path, describe: dict[str, Any], *, max_bytes: int | None = None, max_requests: int | None = None,
-                 last_hidden: bool = True, fc_output: bool = True, draft_states: bool = True) -> None:
+                 last_hidden: bool = True, fc_output: bool = True, draft_states: bool = True, statistics: bool = False,
+                 sample_rows: int = 256) -> None:
         self.folder, self.describe = folder, describe
         self.max_bytes, self.max_requests = max_bytes, max_requests
         self.captured = Captured()
+        self._served = Served(len(describe.get("layer_ids") or ()) or None, sample_rows) if statistics else None
         self._optional = {"last_hidden": last_hidden, "fc_output": fc_output, "draft_states": draft_states}
+        if statistics:
+            self.max_bytes, self._optional = None, dict.fromkeys(self._optional, False)
         self._open: dict[int, _Recording] = {}
         self._begun = 0
         self._full = False  # a tail was cut: a new request would be cut shorter still
         self._spent = 0  # bytes written, and those of recordings in progress
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            sweep_up(folder)
             if (folder / "capture.json").exists() or any(folder.glob("*.safetensors")):
                 self._stop("it holds a capture already; choose another folder")
                 return
             text = json.dumps(describe, indent=2) + "\n"
             self._spent = len(text.encode())
-            temporary = folder / f".capture.json.{os.getpid()}.tmp"
-            temporary.write_text(text)
-            temporary.replace(folder / "capture.json")
+            part = temporary(folder / "capture.json")
+            part.write_text(text)
+            part.replace(folder / "capture.json")
         except OSError as error:
             self._stop(error.strerror or str(error))
 
@@ -132,6 +141,11 @@ class Capture:
         for request in sorted(self._open):
             with self._guard():
                 self._write(request)
+        if self._served is not None and self._served.requests and self.captured.stopped is None:
+            with self._guard():
+                tensors, about = self._served.state()
+                save_tensors(self.folder / NAME, tensors, about)
+                self.captured.bytes = (self.folder / NAME).stat().st_size
         return self.captured
 
     def _add(self, recording: _Recording, rows: Rows, by_step: dict[str, Tensor], *, phase: int, accepted: int) -> bool:
@@ -165,11 +179,21 @@ class Capture:
         path = self.folder / f"request_{request}.safetensors"
         columns: dict[str, Any] = {name: torch.cat(tensors) for name, tensors in recording.rows.items()}
         columns |= {name: _stacked(tensors) for name, tensors in recording.steps.items()}
+        if self._served is not None:
+            kept = columns["accepted"]
+            self._served.take(request, columns["fc_input"][kept], columns["positions"][kept].tolist(),
+                              columns["phase"][kept].tolist())
+            self._served.ended(request)
+            self._count(recording, len(columns["token_ids"]), 0)
+            return
         write_trace(path, Trace(name=path.name, **columns))
         size = path.stat().st_size
         self._spent += size - recording.size
+        self._count(recording, len(columns["token_ids"]), size)
+
+    def _count(self, recording: _Recording, rows: int, size: int) -> None:
         self.captured.requests += 1
-        self.captured.rows += len(columns["token_ids"])
+        self.captured.rows += rows
         self.captured.bytes += size
         self.captured.tails_cut += recording.cut > 0
         self.captured.rows_cut += recording.cut

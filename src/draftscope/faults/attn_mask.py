@@ -18,6 +18,7 @@ _MADE: dict[str, dict[str, Any]] = {
     "draft steps blind to the prompt": {"blind_to_prompt": True},
     "draft steps blind to earlier drafts": {"blind_to_drafted": True},
 }
+_TWO_WAY = "rows of one pass see each other"
 _FIXES = {
     "": "Let every row and draft step of the draft see all earlier rows, the prompt's included, and what it drafted before.",
     "sliding_window": "Give the draft's layers the window of its own configuration. vLLM reads `sliding_window` and "
@@ -33,7 +34,7 @@ class AttnMask(Fault):
     id = "attn-mask"
     title = "the draft sees other rows"
     verdict = "runtime"
-    variants = (f"window of {_WINDOW} applied", "window of 64 applied", "window ignored", "window off by half", *_MADE)
+    variants = (f"window of {_WINDOW} applied", "window of 64 applied", "window ignored", "window off by half", *_MADE, _TWO_WAY)
     page = Page(
         symptom="Acceptance is right for short requests and falls where the context reaches a window, or falls from position 2 "
                 "on.",
@@ -53,6 +54,8 @@ class AttnMask(Fault):
             "draft steps blind to earlier drafts": Trace(
                 "sequence lengths are not advanced over draft steps, so that a step does not see its predecessors", _TAKES,
                 "two drafts alike, the third not; alike with blind_to_drafted", "measured"),
+            _TWO_WAY: Trace("the engine runs a draft of several layers without a causal mask, so that rows of a pass see later "
+                            "ones", _TAKES, "every round's states off, the first request's too; alike with two_way", "measured"),
         },
         lookalikes={
             "draft-kv": "the prompt missing from the cache changes the first draft too; hidden from draft steps alone it does "
@@ -62,9 +65,8 @@ class AttnMask(Fault):
             "pos-id": "the same",
         },
         unseen={
-            "rows of one pass see each other": "in a draft of one layer keys and values do not depend on what a row sees, so "
-                                               "that the "
-                                               "last row's output is the same; in deeper drafts the gate tries it",
+            "rows of one pass see each other, in a draft of one layer": "its keys and values do not depend on what a row sees, "
+                                                                        "so that the last row's output is the same",
             "a training mask that is not causal": "it shows as a low trained rung only: data and training have that, too",
         },
         reports=("SpecForge PR #427", "community Qwen3.6-27B DFlash repository, issue #6", "speculators PR #684"),
@@ -80,6 +82,8 @@ class AttnMask(Fault):
     def make(self, plant: Plant, variant: str) -> Plant:
         if variant in _MADE:
             return runs_otherwise(plant, **_MADE[variant])
+        if variant == _TWO_WAY:
+            return runs_otherwise(replace(plant, draft="two layers"), two_way=True)
         windows = {f"window of {_WINDOW} applied": _WINDOW, "window of 64 applied": 64}
         if variant in windows:
             return reads_otherwise(plant, sliding_window=windows[variant])

@@ -16,12 +16,14 @@ class Own:
     Attributes:
         scale, lag: factor and lag of the slot as placed, relative to the reference.
         phase: only rows of that phase; None = all.
+        turned: the boundary that the recorded states were taken at, where they are in another basis, which is left in.
     """
 
     slot: int
     scale: float = 1.0
     lag: int = 0
     phase: Phase | None = None
+    turned: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +47,17 @@ class Shift:
 
 @dataclass(frozen=True, slots=True)
 class TurnBack:
-    """The orthogonal map between the target's own states at the reference boundary and those recorded, taken back.
+    """The orthogonal map between the target's own states and those recorded, taken back.
 
     It is fitted on the sequences on which a repair is chosen.
+
+    Attributes:
+        boundary: of the target's own states; None = what the reference says.
     """
 
     slot: int
     phase: Phase | None = None
+    boundary: int | None = None
 
 
 Change = Own | Scale | Shift | TurnBack

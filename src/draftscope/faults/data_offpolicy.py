@@ -78,7 +78,7 @@ class DataOffpolicy(Fault):
         policy, mask = m.data.policy, m.data.mask
         if policy is None or not _foreign(policy):
             return []
-        if mask is not None and (mask.other_share > SURELY or mask.other_sample):
+        if mask is not None and (mask.other_share > SURELY or mask.other_sample or mask.displaced > SURELY):
             return []  # what is supervised is not the answers
         if mask is not None and (mask.last_agreement or 0) > OWN - CHANCE:
             return []  # the last answers are the target's own

@@ -17,9 +17,10 @@ class MaskFacts:
         marked_by: what the turns were found with.
         samples: with a known mask and at least one answer; turns: answers in them; closed: those that end within the sample.
         offsets: answers by (start, end) of their supervised run against their own; answers without a run are in `bare`.
+        moved: answers of samples whose mask is that of their own answers, displaced as a whole, by the displacement; 0 = right.
+        skipped: by a displacement towards the end, how many unlike tokens stand last among those that it leaves out.
         open: closed answers supervised up to the token before the closing one.
         bare: answers without one supervised token; bare_before_last: samples of several answers of which the last alone is.
-        varied_first: distinct tokens that answers begin with.
         empty: samples without a supervised token; answerless: those of them without an answer in their tokens; longest: tokens of
             the longest sample; cut: the answerless ones of that length.
         whole: samples supervised throughout; other_share: supervised share of what is neither answer nor marker; header_share: of
@@ -37,9 +38,10 @@ class MaskFacts:
     closed: int = 0
     open: int = 0
     offsets: dict[tuple[int, int], int] = field(default_factory=dict)
+    moved: dict[int, int] = field(default_factory=dict)
+    skipped: dict[int, int] = field(default_factory=dict)
     bare: int = 0
     bare_before_last: int = 0
-    varied_first: int = 0
     empty: int = 0
     answerless: int = 0
     longest: int = 0
@@ -55,6 +57,11 @@ class MaskFacts:
     first_agreement: float | None = None
     last_agreement: float | None = None
     generation: bool | None = None
+
+    @property
+    def displaced(self) -> float:
+        """Share of the supervised answers whose masks are displaced."""
+        return sum(times for by, times in self.moved.items() if by) / max(sum(self.offsets.values()), 1)
 
 
 @dataclass(frozen=True, slots=True)

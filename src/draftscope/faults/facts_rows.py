@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from draftscope.compare.within import Repeat
+
 Cause = Literal["req-mix", "graph-capture", "capture-alias", "parallel-shard", "schema-width"]
 
 RIGHT, ZEROS, PADDING, OTHER_PLACE = "right", "zeros", "padding", "another place"
@@ -70,6 +72,24 @@ class Blocks:
 
 
 @dataclass(frozen=True, slots=True)
+class Share:
+    """A slot short of what some tensor-parallel ranks gave to its layer's MLP: taken before their outputs were summed.
+
+    Attributes:
+        wanted: the boundary that the slot should hold. rank: whose part of `ranks` is there, counted from 0.
+        rows: looked at. plain: median relative error against the whole stream; error: against that rank's part of it.
+    """
+
+    slot: int
+    wanted: int
+    ranks: int
+    rank: int
+    rows: int
+    plain: float
+    error: float
+
+
+@dataclass(frozen=True, slots=True)
 class Counted:
     """Files that hold another number of state rows than of tokens.
 
@@ -130,10 +150,11 @@ class RowFacts:
     Attributes:
         slots: of the slots whose rows are of several kinds.
         blocks: of the slots whose channels are.
+        shares: slots that hold one rank's part of a sum.
         identical: slots that hold one and the same state, bit for bit, in nine rows of ten.
         places: boundary that each slot was placed at, None = unplaced or not placed.
         interleaved: median relative error of the slots read with axes [Ht, S] in place of [S, Ht]; None = not tried.
-        repeats: rows of a slot that unlike tokens share bit for bit: (slot, rows, of them zeros, rows of verify steps, example).
+        repeats: by slot, rows that unlike tokens share bit for bit.
         rows, verify_rows: rows looked at for repeats, and those of verify steps.
         prefix_rows, prefix_differ: rows of two requests with the same tokens so far, and those whose states differ.
         chained, broken: rows whose `verified_ids` could be held against the next token, and those that differ.
@@ -144,10 +165,11 @@ class RowFacts:
 
     slots: list[SlotRows] = field(default_factory=list)
     blocks: list[Blocks] = field(default_factory=list)
+    shares: list[Share] = field(default_factory=list)
     identical: tuple[int, ...] = ()
     places: tuple[int | None, ...] = ()
     interleaved: float | None = None
-    repeats: list[tuple[int, int, int, int, str]] = field(default_factory=list)
+    repeats: list[Repeat] = field(default_factory=list)
     rows: int = 0
     verify_rows: int = 0
     prefix_rows: int = 0

@@ -88,6 +88,10 @@ class RuntimeFacts:
         return bool(self.explains) or self.as_read.share >= NEARLY
 
 
+DECIDED = 10.0
+"""Log-likelihood by which one explanation of what was drawn has to be better than another."""
+
+
 @dataclass(frozen=True, slots=True)
 class SamplerFacts:
     """What became of the drafts of requests that were sampled.
@@ -101,7 +105,7 @@ class SamplerFacts:
         impossible: drafts that speculative sampling keeps for sure, and that did not stand.
         overlap: mean of the sum of min(p, q), what speculative sampling of drawn drafts keeps.
         draft_temperature: at which the drafts are clearly likelier as draws, else the claimed one; temperature_gain: by how
-            much in log-likelihood.
+            much in log-likelihood; over_chance: by how much the drafts are likelier there than if all draft ids were alike.
         length, length_rejection, length_overlap: accept lengths by position from what stood, from `expected_rejection`'s
             chances, and from `overlap`'s.
     """
@@ -119,9 +123,15 @@ class SamplerFacts:
     overlap: float
     draft_temperature: float
     temperature_gain: float
+    over_chance: float
     length: float
     length_rejection: float
     length_overlap: float
+
+    @property
+    def drawn_otherwise(self) -> bool:
+        """Whether the drafts are draws of this draft's, at another temperature than the request's."""
+        return self.draft_temperature != self.temperature and self.over_chance > DECIDED
 
 
 @dataclass(frozen=True, slots=True)

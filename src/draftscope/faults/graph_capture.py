@@ -112,24 +112,24 @@ class GraphCapture(Fault):
         """Unlike tokens under one vector, where the target is not there to say more."""
         if not facts.repeats or side.proof == "sweep":
             return []
-        rows = sum(count for _, count, *_ in facts.repeats)
-        zeros = sum(zero for _, _, zero, *_ in facts.repeats)
-        verify = sum(count for *_, count, _ in facts.repeats)
+        rows = sum(one.rows for one in facts.repeats)
+        zeros = sum(one.zeros for one in facts.repeats)
+        verify = sum(one.verify for one in facts.repeats)
         phase = "only in verify steps" if verify == rows else "only in prefill rows" if not verify else "in both phases"
         serve = side.name == "serve"
         return [Suspicion(
-            fault=self.id, side=side.name, where=[side.where(slot) for slot, *_ in facts.repeats],
+            fault=self.id, side=side.name, where=[side.where(one.slot) for one in facts.repeats],
             says=f"{of_side(side.name)} hold the same vector under unlike tokens, bit for bit, in {rows} rows"
                  + (", all of zeros" if zeros == rows else "") + (f", {phase}" if serve and facts.verify_rows else ""),
             strength="supported",
             evidence=[Evidence(
                 hypothesis="rows were never written, or read from a buffer that held another pass",
                 prediction="unlike tokens have unlike states", measurement="every row's bytes against all others",
-                result="; ".join(f"{side.where(slot)}: {count} rows, {zero} of zeros, such as {example}"
-                                 for slot, count, zero, _, example in facts.repeats),
+                result="; ".join(f"{side.where(one.slot)}: {one.rows} rows, {one.zeros} of zeros, such as {one.example}"
+                                 for one in facts.repeats),
                 decides="graph-capture, or rows of another request: the target's weights (--target) tell which",
-                figures={side.where(slot): {"rows": count, "zeros": zero, "verify": in_verify}
-                         for slot, count, zero, in_verify, _ in facts.repeats},
+                figures={side.where(one.slot): {"rows": one.rows, "zeros": one.zeros, "verify": one.verify}
+                         for one in facts.repeats},
             )],
             fix=Fix(says="Copy the live rows of each pass, where they are made; run eagerly to confirm."),
             recovery="bounded" if serve else "needs-retraining", caveats=[_EAGER],

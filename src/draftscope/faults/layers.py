@@ -43,7 +43,9 @@ class Moved:
         """The target's own states in their place, what else befell them left in; None for training files."""
         if self.side.name != "serve":
             return None
-        return Undo(states=tuple(Own(s.slot, s.ratio, (s.got.lag or 0) - (s.want.lag or 0), s.phase) for s in self.slots))
+        return Undo(states=tuple(
+            Own(s.slot, phase=s.phase, turned=s.got.boundary) if s.elsewhere else
+            Own(s.slot, s.ratio, (s.got.lag or 0) - (s.want.lag or 0), s.phase) for s in self.slots))
 
 
 def moved(m: Measurements) -> list[Moved]:
@@ -61,6 +63,8 @@ def moved(m: Measurements) -> list[Moved]:
 
 def _away(slot: Slot) -> bool:
     got, want = slot.got, slot.want
+    if slot.elsewhere:
+        return got.kind == want.kind
     return (
         slot.way == "placed"
         # The same state on the other side of the final norm, a branch or a partial stream are other faults, wherever taken.
@@ -91,6 +95,8 @@ def evidence(m: Measurements, found: Moved, decides: str) -> list[Evidence]:
     }[side.proof]
     if side.detail.phases:
         how += "; the prompt's rows and rows of verify steps also on their own"
+    if any(s.elsewhere for s in found.slots):
+        how += "; a slot in another basis by the cosines between its rows, which no basis changes"
     result = "; ".join(
         f"{side.where(s.slot)}{s.rows} holds {name(s.got)}, wanted {name(s.want)}"
         + (f" (error {s.got.error:.2g}, margin {s.got.margin:.2f})"

@@ -18,21 +18,20 @@ USERS = 0.02
 """Supervised share of other turns from which it counts."""
 LEAST, CLOSED = 4, 3
 """Answers from which edges are judged, and finished ones."""
+UNLIKE = 3
+"""Unlike tokens that a mask has to leave out where answers begin: less is what a template opens them with."""
 APART = 0.3
 """By how much earlier answers agree less with the target than the last ones, from which they were not meant to be taught."""
-EDGES = {
-    (-1, -1): "begin and end one token early",
-    (1, 1): "begin and end one token late",
-}
 MASKS = {
-    "one token early": "early", "one token late": "late", "whole conversation": "whole", "user turns": "users",
-    "end of turn missing": "open", "markers supervised": "markers", "of another sample": "other's",
-    "last turn alone ignored": "every turn",
+    "one token early": "early", "one token late": "late", "five tokens early": "early", "three tokens late": "late",
+    "whole conversation": "whole", "user turns": "users", "end of turn missing": "open", "markers supervised": "markers",
+    "of another sample": "other's", "last turn alone ignored": "every turn",
 }
+_BY = {"five tokens early": 5, "three tokens late": 3}
 
 
 class LossmaskSpan(Fault):
-    """Shifted by one, the whole conversation, user turns, markers, another sample's mask, every turn where one was asked for."""
+    """Displaced, the whole conversation, user turns, markers, another sample's mask, every turn where one was asked for."""
 
     id = "lossmask-span"
     title = "the wrong tokens supervised"
@@ -45,6 +44,10 @@ class LossmaskSpan(Fault):
                                      "every run of the mask begins and ends one token before its answer", "trained"),
             "one token late": Trace("the mask is shifted the other way", "--train, --target",
                                     "every run begins one token after its answer's first", "trained"),
+            "five tokens early": Trace("the text is given a prefix (a system turn, special tokens) after its mask was made",
+                                       "--train, --target", "every run begins and ends as many tokens early", "trained"),
+            "three tokens late": Trace("a prefix is cut off the text and not off its mask", "--train, --target",
+                                       "every run begins and ends as many tokens late", "trained"),
             "whole conversation": Trace("no mask is built, or it is ignored and written as all ones", "--train, --target",
                                         "the mask is 1 on user turns and markers too", "trained"),
             "user turns": Trace("the roles are mixed up, or corner cases of a template leave the span open", "--train, --target",
@@ -74,7 +77,7 @@ class LossmaskSpan(Fault):
         mask = m.data.mask
         if mask is None or mask.samples == 0:
             return []
-        for rule in (_of_another, _whole, _users, _edges, _every_turn):
+        for rule in (_of_another, _displaced, _whole, _users, _edges, _every_turn):
             found = rule(mask)
             if found is not None:
                 return [found]
@@ -92,7 +95,7 @@ class LossmaskSpan(Fault):
     def make(self, plant: Plant, variant: str) -> Plant:
         if variant not in MASKS:
             raise ValueError(f"lossmask-span has no variant {variant!r}")
-        return replace(plant, loss_mask=cast(LossMask, MASKS[variant]))
+        return replace(plant, loss_mask=cast(LossMask, MASKS[variant]), by=_BY.get(variant, 1))
 
 
 def _of_another(mask: MaskFacts) -> Suspicion | None:
@@ -106,6 +109,27 @@ def _of_another(mask: MaskFacts) -> Suspicion | None:
         decides="lossmask-span where a mask fits another sample exactly and not its own; shifted masks fit their own",
         fix="Filter, sort and write tokens, states and masks together, keyed by the sample's index; write the data again.",
         figures={"other_sample": mask.other_sample, "of": mask.of, "by": mask.by})
+
+
+def _displaced(mask: MaskFacts) -> Suspicion | None:
+    of = sum(mask.offsets.values())
+    wrong = {by: times for by, times in mask.moved.items() if by < 0 or (by > 0 and mask.skipped.get(by, 0) >= UNLIKE)}
+    by = max(wrong, key=lambda one: wrong[one], default=0)
+    if of < LEAST or not by or wrong[by] < max(CLOSED, SOME * of):
+        return None
+    tokens = "one token" if abs(by) == 1 else f"{abs(by)} tokens"
+    return _suspicion(
+        mask, f"the masks of {wrong[by]} of {of} answers begin and end {tokens} {'early' if by < 0 else 'late'}", _sure(mask),
+        prediction="runs begin with the answer's first token and end with the one that closes it",
+        result=f"the masks over {wrong[by]} of {of} answers are those of their own samples' answers, displaced by {by:+d}",
+        decides="lossmask-span by a displacement: every edge says the same",
+        fix="Take the shift out where the mask is made or loaded: a token's mask says that this token belongs to an answer; "
+            "trainers shift on their own. Then retrain." if abs(by) == 1 else
+            "Count the mask's positions on the tokens that are stored: what is put in front, left out or shifted after it was "
+            "made displaces it. Write the masks again, then retrain.",
+        figures={"begins": by, "ends": by, "answers": wrong[by], "of": of},
+        caveats=["a trainer of your own that takes the mask as rows to be taught, not as answer tokens, reads it rightly"]
+        if by == -1 else [])
 
 
 def _whole(mask: MaskFacts) -> Suspicion | None:
@@ -139,18 +163,6 @@ def _edges(mask: MaskFacts) -> Suspicion | None:
     of = sum(mask.offsets.values())
     if of < LEAST:
         return None
-    wrong = {edge: times for edge, times in mask.offsets.items() if edge in EDGES}
-    edge = max(wrong, key=lambda one: wrong[one], default=None)
-    if edge is not None and wrong[edge] >= SOME * of and (edge[0] < 0 or mask.varied_first >= 3):
-        return _suspicion(
-            mask, f"the masks of {wrong[edge]} of {of} answers {EDGES[edge]}", _sure(mask),
-            prediction="runs begin with the answer's first token and end with the one that closes it",
-            result=f"{wrong[edge]} of {of} runs begin {edge[0]:+d} and end {edge[1]:+d} tokens from their answer's",
-            decides="lossmask-span by one token: both edges say the same",
-            fix="Take the shift out where the mask is made or loaded: a token's mask says that this token belongs to an answer; "
-                "trainers shift on their own. Then retrain.",
-            figures={"begins": edge[0], "ends": edge[1], "answers": wrong[edge], "of": of},
-            caveats=["a trainer of your own that takes the mask as rows to be taught, not as answer tokens, reads it rightly"])
     headers = sum(count for (first, _), count in mask.offsets.items() if first < -1)
     if headers >= SOME * of:
         return _suspicion(

@@ -23,7 +23,8 @@ def index() -> str:
         "# Faults", "",
         f"Every cause that `draftscope diagnose` names: {len(FAULTS)} classes, {variants} variants that the tests and the drill "
         "make where the real ones act. Classes and reports are from public issues of the engines and trainers. The rung is "
-        "the first that falls (see [the ladder](../README.md)); \"none\" where acceptance never shows it.", "",
+        "the first that falls (see [the ladder](design.md#one-thing-changes-per-comparison)); \"none\" where acceptance "
+        "never shows it.", "",
         "Written from the code (`make docs-faults`): what stands here is what the rules say.", "",
         "| fault | what | verdict | variants | first rung | given by |", "|---|---|---|---|---|---|",
     ]

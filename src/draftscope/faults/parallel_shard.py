@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from draftscope.boundaries import Boundary
 from draftscope.faults.base import Fault, Page, Suspicion, Trace, Undo, of_side
-from draftscope.faults.facts_rows import Blocks, RowFacts, SlotRows
+from draftscope.faults.facts_rows import Blocks, RowFacts, Share, SlotRows
 from draftscope.faults.measurements import Measurements, SideFacts, SideName
 from draftscope.faults.plant import Plant
 from draftscope.faults.req_mix import fresh
@@ -14,6 +14,7 @@ from draftscope.faults.rowcause import figures, of_cause, told
 from draftscope.findings import Evidence, Fix
 from draftscope.target.rows import Channels, On, SequenceShards
 from draftscope.target.spoiling import Spoiler
+from draftscope.target.wiring import Wiring
 
 _SPOILERS: dict[str, Spoiler] = {
     "first half of the channels": Channels(2),
@@ -25,6 +26,11 @@ _SPOILERS: dict[str, Spoiler] = {
     "first half of the rows": On(SequenceShards(2), phase="prefill"),
     "row shards in another order": On(SequenceShards(2, "turned"), phase="prefill"),
 }
+_SUMS = {
+    "partial sums": (2, (), "serve"), "partial sums of eight ranks, one slot": (8, (1,), "serve"),
+    "train partial sums": (2, (), "train"),
+}
+"""By variant: ranks, slots (() = all), side."""
 
 
 class ParallelShard(Fault):
@@ -33,8 +39,8 @@ class ParallelShard(Fault):
     id = "parallel-shard"
     title = "a shard taken for the whole"
     verdict = "wiring"
-    variants = (*_SPOILERS, "train first half of the channels", "train shards in another order", "train first half of the rows",
-                "train half of the rows written", "train every second sample of other layers")
+    variants = (*_SPOILERS, *_SUMS, "train first half of the channels", "train shards in another order",
+                "train first half of the rows", "train half of the rows written", "train every second sample of other layers")
     page = Page(
         symptom="right on one device, wrong on several; gets worse with their number",
         traces={
@@ -47,6 +53,13 @@ class ParallelShard(Fault):
                 says="the data writer stores them", input="--train" + (", --target" if "order" in name else ""),
                 shows="the same in the training files", rung="trained",
             ) for name in ("first half of the channels", "shards in another order", "first half of the rows")},
+            **{name: Trace(
+                says=f"{'the data writer' if side == 'train' else 'the engine'} takes a layer's output before it is summed over "
+                     f"{ranks} ranks (a sum that is fused with the next layer's norm)",
+                input=f"--{side}, --target",
+                shows="slots are their boundary without its MLP, but for one rank's part of that, fitted by least squares",
+                rung="trained" if side == "train" else "served",
+            ) for name, (ranks, _, side) in _SUMS.items()},
             "train half of the rows written": Trace(
                 says="one rank writes its share of every sequence", input="--train",
                 shows="every file holds an n-th as many rows as tokens", rung="none"),
@@ -62,8 +75,7 @@ class ParallelShard(Fault):
             "scale-mult": "one factor fits every channel there",
         },
         unseen={
-            "partial sums before the all-reduce": "they equal no state of the target; placement leaves the slot open, and one "
-                                                  "device in place of several tells",
+            "partial sums of experts": "only an MLP with one last projection is cut into its ranks' parts",
             "pipeline stages with default ids": "some slots hold other layers in every sequence: that is layer-set",
         },
         reports=("NeMo RL PR #3699", "verl-SpeCo PR #71", "vllm-ascend issue #5825"),
@@ -75,6 +87,8 @@ class ParallelShard(Fault):
             facts = m.rows.get(side.name)
             if facts is not None and facts.blocks:
                 found.append(self._channels(side, facts.blocks))
+            if facts is not None and facts.shares:
+                found.append(self._sums(side, facts.shares))
         return found + [s for name, facts in m.rows.items() if (s := _fraction(name, facts))]
 
     def _rows(self, side: SideFacts, rows: list[SlotRows]) -> Suspicion:
@@ -127,6 +141,33 @@ class ParallelShard(Fault):
             undo=Undo(reference=frozenset(held.slot for held in blocks)) if serve and side.proof == "sweep" else None,
         )
 
+    def _sums(self, side: SideFacts, shares: list[Share]) -> Suspicion:
+        serve = side.name == "serve"
+        first = shares[0]
+        return Suspicion(
+            fault=self.id, side=side.name, where=[side.where(one.slot) for one in shares],
+            says=f"{of_side(side.name)} in {', '.join(side.where(one.slot) for one in shares)} were taken before the ranks' "
+                 f"outputs were summed: they hold one of {first.ranks} parts of their layer's MLP",
+            strength="proven",
+            evidence=[Evidence(
+                hypothesis="a layer's output was taken before its sum over the tensor-parallel ranks",
+                prediction="the slot is the stream between attention and MLP plus an n-th of the MLP's inner channels, through "
+                           "the last projection",
+                measurement="the MLP's output cut into eight parts by inner channels, and the factor of each in the slot fitted "
+                            "by least squares on every other row; relative error on the rest",
+                result="; ".join(f"{side.where(one.slot)} (boundary {one.wanted}): rank {one.rank} of {one.ranks} alone, error "
+                                 f"{one.error:.2g}, where the whole stream leaves {one.plain:.2g}" for one in shares),
+                decides="parallel-shard if one rank's part is there and the others are not; residual-missing if none is",
+                figures={side.where(one.slot): {"boundary": one.wanted, "ranks": one.ranks, "rank": one.rank, "rows": one.rows,
+                                                "plain": one.plain, "error": one.error} for one in shares},
+            )],
+            fix=Fix(says="Take the states behind the all-reduce of the layer that makes them: switch off its fusion with the "
+                         "next norm where states are captured, or sum the captured ones over the ranks."
+                         + ("" if serve else " Write the training data again, then retrain.")),
+            recovery="replayed" if serve else "needs-retraining",
+            undo=Undo(reference=frozenset(one.slot for one in shares)) if serve else None,
+        )
+
     def why_not(self, m: Measurements) -> str:
         looked = [f"{side.name}: no equal block of channels is zeros or a copy of another, and no n-th of the rows is missing"
                   for side in m.sides() if (facts := m.rows.get(side.name)) is not None and not facts.blocks]
@@ -139,6 +180,12 @@ class ParallelShard(Fault):
             return replace(plant, rewritten=replace(plant.rewritten, train="half of the rows"))
         if variant == "train every second sample of other layers":
             return replace(plant, train_ranks=(plant.train, replace(plant.train, slots=(Boundary(1), Boundary(3), Boundary(6)))))
+        if variant in _SUMS:
+            ranks, which, side = _SUMS[variant]
+            wiring = getattr(plant, side)
+            slots = tuple(replace(slot, kind="partial", ranks=ranks) if not which or i in which else slot
+                          for i, slot in enumerate(wiring.slots))
+            return replace(plant, **{side: replace(wiring, slots=slots)})
         name = variant.removeprefix("train ")
         made = fresh(SequenceShards(2) if name == "first half of the rows" and name != variant else _SPOILERS[name])
         side = "train" if name != variant else "serve"
@@ -146,7 +193,7 @@ class ParallelShard(Fault):
         return replace(plant, **{side: wiring})
 
     def mend(self, plant: Plant, boundaries: tuple[int, ...]) -> Plant | None:
-        return replace(plant, serve=replace(plant.serve, spoilers=()))
+        return replace(plant, serve=replace(plant.serve, slots=Wiring.of(boundaries).slots, spoilers=()))
 
 
 def _nth(ranks: int | None) -> str:

@@ -18,7 +18,7 @@ Reported = Literal["counts", "simulated", "bonus left out", "conditional as join
 Training = Literal["", "optimizer state lost", "next state seen"]
 Dump = Literal["", "written twice", "part missing", "other order", "of other conversations"]
 
-Build = Literal["", "fc_norm", "norm_before_fc", "fc_bias"]
+Build = Literal["", "fc_norm", "norm_before_fc", "fc_bias", "two layers"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,8 @@ class Plant:
             that it was trained with (another basis than the target's), or that of the rotated target.
         config: keys of its config.json that say something else than it was trained with.
         export: what the exporter did to its tensors, as `eagle3.altered` names it.
-        draft: a draft of another build: with norms or a bias before `fc`, with gains that the trained states have.
+        draft: a draft of another build: with norms or a bias before `fc`, with gains that the trained states have; with a second
+            layer that adds little.
         state: which state of training was exported: the trained one, the one before the first step, or one after few sequences.
         refused: no engine starts with this checkpoint: what was captured is of the one before it.
         source: the checkpoint that it was exported from is at hand.
@@ -49,6 +50,7 @@ class Plant:
         heldout: a folder of held-out samples: none, other conversations, or some of those trained on.
         part: of so many samples one has an empty mask, is written twice, is missing or is held out, where some are.
         by: tokens by which a mask is early or late, where it is.
+        theta: the base of the draft's own rotary table.
         training_sequences: the draft trained anew, on so few sequences; None = the pair's own draft.
         reported: how acceptance is told beside the capture: the engine's counts, a log of an engine that simulates it, or figures
             that count something else.
@@ -87,7 +89,8 @@ class Plant:
     heldout: Literal["", "of training"] = ""
     part: int = 3
     by: int = 1
+    theta: float = 1e4
 
     @classmethod
-    def healthy(cls, boundaries: tuple[int, ...]) -> Plant:
-        return cls(serve=Wiring.of(boundaries), train=Wiring.of(boundaries))
+    def healthy(cls, boundaries: tuple[int, ...], theta: float = 1e4) -> Plant:
+        return cls(serve=Wiring.of(boundaries), train=Wiring.of(boundaries), theta=theta)

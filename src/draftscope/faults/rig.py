@@ -78,6 +78,12 @@ class Rig:
     stop_ids: frozenset[int] = field(default_factory=frozenset)
     tree: TreeShape | None = None
 
+    @property
+    def theta(self) -> float:
+        """The base of the draft's own rotary table."""
+        config = load_checkpoint(self.checkpoint, target_layers=self.target.layers).config
+        return float(config.rope_parameters.get("rope_theta", 1e4))
+
     def run(self, plant: Plant, out: Path) -> Run:
         """Write everything for a set-up into a folder of its own."""
         train, serve, draft = out / "train", out / "capture", out / "draft"
@@ -206,7 +212,8 @@ class Rig:
         return folder
 
     def _build(self, build: Build, tensors: dict[str, torch.Tensor], config: dict[str, Any]) -> None:
-        """A draft with norms or a bias before `fc` that does nearly as the trained one with them, and badly without.
+        """A draft with norms or a bias before `fc` that does nearly as the trained one with them, and badly without; or of two
+        layers.
 
         Gains are the states' usual sizes times factors that `fc` takes back; the bias is what `fc` makes of the states' mean.
         """
@@ -217,6 +224,9 @@ class Rig:
         with torch.inference_mode():
             slots = self.target.forward(ids, Plant.healthy(boundaries).serve.slots).taps[0].float()
         fc, count, wide = tensors["fc.weight"].float(), slots.shape[1], slots.shape[2]
+        if build == "two layers":
+            _second_layer(tensors, config)
+            return
         if build == "fc_bias":
             mean = slots.flatten(1).mean(0)
             along = mean / mean.norm()
@@ -284,6 +294,20 @@ class Rig:
         capture.close()
         plant.rewritten.apply("serve", folder, len(plant.serve.slots))
         return summarise(results, self.k if self.tree is None else self.tree.steps)
+
+
+def _second_layer(tensors: dict[str, torch.Tensor], config: dict[str, Any]) -> None:
+    """A second layer of the first one's own projections, as far as they read the stream, whose MLP counts a third."""
+    for name in [name for name in tensors if name.startswith("midlayer.")]:
+        tensor, part = tensors[name], name.removeprefix("midlayer.")
+        if part.startswith(("self_attn.q", "self_attn.k", "self_attn.v")) and tensor.ndim == 2:
+            tensor = tensor[:, tensor.shape[1] // 2 :]
+        elif part == "hidden_norm.weight":
+            part = "input_layernorm.weight"
+        elif part == "input_layernorm.weight":
+            continue
+        tensors[f"layers.1.{part}"] = (tensor / 3 if "down_proj" in part else tensor).clone()
+    config["num_hidden_layers"] = 2
 
 
 def _own_basis(tensors: dict[str, torch.Tensor], embedding: torch.Tensor) -> None:

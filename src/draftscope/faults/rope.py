@@ -14,17 +14,13 @@ from draftscope.faults.runtimes import from_trials, reads_otherwise, tried_in_va
 from draftscope.findings import Patch
 
 _TAKES = "--serve with its verify steps, --draft (and --target for its embedding)"
-_PLAIN: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0}
-_ENGINE = {
-    "theta a million": {**_PLAIN, "rope_theta": 1e6},
-    "theta 500000": {**_PLAIN, "rope_theta": 5e5},
-    "scaling that the draft lacks": {**_PLAIN, "rope_type": "linear", "factor": 4.0},
-    "half of each head": {**_PLAIN, "partial_rotary_factor": 0.5},
+_FAR, _NEAR = "another theta", "another theta, nearer"
+_SCALED: dict[str, dict[str, Any]] = {
+    "scaling that the draft lacks": {"rope_type": "linear", "factor": 4.0},
+    "half of each head": {"partial_rotary_factor": 0.5},
 }
-_CONFIGURED = {
-    "scaling dropped": {**_PLAIN, "rope_type": "linear", "factor": 1.25},
-}
-_WRONG = {"checkpoint: theta a million": 1e6, "checkpoint: theta 500000": 5e5}
+_DROPPED = "scaling dropped"
+_CHECKPOINT = "checkpoint: "
 _FIXES = {
     "": "Give the draft a rotary table of its own, with the `rope_theta`, scaling and `partial_rotary_factor` of its own "
         "configuration, "
@@ -38,23 +34,24 @@ class Rope(Fault):
     id = "rope"
     title = "another rotary table"
     verdict = "wiring"
-    variants = (*_ENGINE, *_CONFIGURED, *_WRONG)
+    variants = (_FAR, _NEAR, *_SCALED, _DROPPED, _CHECKPOINT + _FAR, _CHECKPOINT + _NEAR)
     page = Page(
         symptom="Acceptance a little lower, more so at long context; states and weights are right.",
         traces={
-            "theta a million": Trace("the engine takes the target's theta, or a default", _TAKES,
-                                     "every state off, more with distance; alike with that theta alone", "measured"),
-            "theta 500000": Trace("the same, of another target", _TAKES, "the same", "measured"),
+            _FAR: Trace("the engine takes the target's theta, or a default: a million, or ten thousand where the draft's is "
+                        "large", _TAKES, "every state off, more with distance; alike with that theta alone", "measured"),
+            _NEAR: Trace("the same, of another target: half a million, or a million where the draft has that", _TAKES,
+                         "the same", "measured"),
             "scaling that the draft lacks": Trace("the engine shares the target's scaled table with the draft", _TAKES,
                                                   "every state off; alike with that scaling alone", "measured"),
             "half of each head": Trace("the engine takes the target's partial rotary factor for the draft", _TAKES,
                                        "every state off; alike with that factor alone", "measured"),
             "scaling dropped": Trace("the draft's configuration scales, the engine (or a converter before it) reads no such key",
                                      _TAKES, "every state off; alike without scaling alone", "measured"),
-            "checkpoint: theta a million": Trace("the trainer used its default theta and wrote the target's into config.json",
+            _CHECKPOINT + _FAR: Trace("the trainer used its default theta and wrote the target's into config.json",
                                                  "--train, --draft, --target", "-log p on the training states falls with "
                                                  "another of the usual thetas, paired by sequence", "trained"),
-            "checkpoint: theta 500000": Trace("the same, nearer to the right one", "--train, --draft, --target", "the same",
+            _CHECKPOINT + _NEAR: Trace("the same, nearer to the right one", "--train, --draft, --target", "the same",
                                               "trained"),
         },
         lookalikes={
@@ -81,16 +78,20 @@ class Rope(Fault):
         return tried_in_vain(m, "another rotary table would put every state off, more with the distance to the prompt")
 
     def make(self, plant: Plant, variant: str) -> Plant:
-        if variant in _ENGINE:
-            return reads_otherwise(plant, rope_parameters=_ENGINE[variant])
-        if variant in _CONFIGURED:
-            meant = _CONFIGURED[variant]
-            scaling = {key: value for key, value in meant.items() if key != "rope_theta"}
-            configured = replace(plant, config=(*plant.config, ("rope_parameters", meant), ("rope_scaling", scaling)))
-            return reads_otherwise(configured, rope_parameters=_PLAIN)
-        if variant in _WRONG:
-            wrong = {**_PLAIN, "rope_theta": _WRONG[variant]}
-            return replace(plant, config=(*plant.config, ("rope_parameters", wrong), ("rope_theta", _WRONG[variant])))
+        own = {"rope_type": "default", "rope_theta": plant.theta}
+        far, near = (1e6 if plant.theta < 1e5 else 1e4), (1e6 if plant.theta == 5e5 else 5e5)
+        theta = far if variant.endswith(_FAR) else near
+        if variant in (_FAR, _NEAR):
+            return reads_otherwise(plant, rope_parameters={**own, "rope_theta": theta})
+        if variant in _SCALED:
+            return reads_otherwise(plant, rope_parameters={**own, **_SCALED[variant]})
+        if variant == _DROPPED:
+            scaling = {"rope_type": "linear", "factor": 1.25}
+            configured = (("rope_parameters", {**own, **scaling}), ("rope_scaling", scaling))
+            return reads_otherwise(replace(plant, config=(*plant.config, *configured)), rope_parameters=own)
+        if variant in self.variants:
+            wrong = {**own, "rope_theta": theta}
+            return replace(plant, config=(*plant.config, ("rope_parameters", wrong), ("rope_theta", theta)))
         raise ValueError(f"rope has no variant {variant!r}")
 
     def mend(self, plant: Plant, boundaries: tuple[int, ...]) -> Plant | None:

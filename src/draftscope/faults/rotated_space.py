@@ -51,7 +51,7 @@ class RotatedSpace(Fault):
             "req-mix": "cosines between rows are not the target's either; rows are found elsewhere",
             "scale-mult": "lengths differ, directions do not",
             "parallel-shard": "the map only re-orders channels",
-            "layer-set": "another boundary fits without a map",
+            "layer-set": "another boundary fits without a map; where one fits with a map alone, both are named",
         },
         unseen={"an embedding that the engine lends rotated": "no slot shows it; the draft's layer gives out other states "
                 "than the checkpoint's does on the recorded ones, as with unloaded weights, and the embedding that the engine "
@@ -121,7 +121,8 @@ class RotatedSpace(Fault):
                     "quantiser's rotation), or fold the rotation into fc; turn back a borrowed embedding, too."
                     + ("" if serve else " Or write the training data again with the unrotated target, then retrain.")),
             recovery="replayed" if serve else "needs-retraining",
-            undo=Undo(states=tuple(TurnBack(s.slot, s.phase) for s in slots)) if serve else None,
+            undo=Undo(states=tuple(
+                TurnBack(s.slot, s.phase, s.got.boundary if s.elsewhere else None) for s in slots)) if serve else None,
         )
 
     def why_not(self, m: Measurements) -> str:
@@ -160,7 +161,7 @@ def _basis(slot: Slot) -> str:
 
 
 def _left(slot: Slot) -> float:
-    turn = None if slot.held is None else slot.held.turn
+    turn = None if slot.held is None or slot.elsewhere else slot.held.turn
     return (slot.got.error or 0.0) if turn is None else turn.error
 
 

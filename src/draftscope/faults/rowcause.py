@@ -85,6 +85,7 @@ def claimed(m: Measurements, side: SideFacts) -> frozenset[int]:
     if facts is None:
         return frozenset()
     found = {rows.slot for rows in facts.slots if cause_of(rows) is not None} | {held.slot for held in facts.blocks}
+    found |= {share.slot for share in facts.shares}
     if one_buffer(facts, [want.boundary for want in m.reference or ()]):
         found |= set(facts.identical)
     if facts.interleaved is not None and facts.interleaved < INTERLEAVED:

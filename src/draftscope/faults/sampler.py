@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from draftscope.eagle3.sampling import Sampling
 from draftscope.faults.base import Fault, Page, Suspicion, Trace
-from draftscope.faults.facts_runtime import SamplerFacts
+from draftscope.faults.facts_runtime import DECIDED, SamplerFacts
 from draftscope.faults.measurements import Measurements
 from draftscope.faults.plant import Plant
 from draftscope.findings import Evidence, Fix, Strength
@@ -20,8 +20,6 @@ _MADE = {
 }
 DRAWN = 0.98
 """Share of drafts that are the draft's best from which it is not drawing them."""
-DECIDED = 10.0
-"""Log-likelihood by which one rule has to explain better than another."""
 IMPOSSIBLE = 5
 COSTS = 0.1
 """Accept length."""
@@ -105,7 +103,7 @@ class Sampler(Fault):
         return [found]
 
     def _temperature(self, facts: SamplerFacts) -> list[Suspicion]:
-        if facts.best > DRAWN or facts.draft_temperature == facts.temperature:
+        if facts.best > DRAWN or not facts.drawn_otherwise:
             return []
         return [_suspicion(
             facts, "supported", f"the drafts are drawn at temperature {facts.draft_temperature:g}, the request's is "

@@ -18,6 +18,9 @@ WHOLE = 0.9
 """Share of rows from which a reading holds for a slot as a whole."""
 PLAIN = ("none", "lag", "scale", "lag and scale", "direction")
 """Readings under which a slot's place is one of the target's own states."""
+TURNED = ("rotation", "permutation")
+CLEAR = 0.5
+"""Margin from which a boundary found through a map is another than the wanted one."""
 
 Way = Literal["placed", "normed", "turned", "part", "lost"]
 
@@ -55,9 +58,19 @@ class Slot:
                 return "turned"
             if held.part is not None and held.part.error < most:
                 return "part"
-        if got.transform in ("rotation", "permutation"):
+        if got.transform in TURNED:
             return "turned"
         return "lost" if got.boundary is None else "placed"
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether a slot in another basis holds, in that basis, the state of another boundary than it should."""
+        got, held = self.got, self.held
+        if self.way != "turned" or got.transform not in TURNED or got.boundary is None or self.want.boundary is None:
+            return False
+        if got.boundary == self.want.boundary or self.want.boundary in got.candidates or (got.margin or 0.0) < CLEAR:
+            return False
+        return held is None or held.turn is None or (got.error or 0.0) < 0.5 * held.turn.error
 
     @property
     def norms(self) -> int:

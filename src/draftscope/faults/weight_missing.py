@@ -274,6 +274,9 @@ class WeightMissing(Fault):
             return []
         agreement = ", ".join(f"{share:.1%} under {name}" for name, share in stages.head_agreement.items())
         figures = {"fc_error": stages.fc_error, "layer_error": stages.layer_error, "head_agreement": stages.head_agreement}
+        # Drafts drawn far above the request's temperature are as seldom the head's best as those of another head.
+        drawn = stage == "head" and m.sampler is not None and m.sampler.drawn_otherwise
+        sure = stage in ("fc", "head") and not drawn
         where = {
             "fc": ["tensor fc.weight"],
             "layer": ["tensor midlayer"],
@@ -294,7 +297,7 @@ class WeightMissing(Fault):
                     "under any map",
                 }[stage],
                 # Stale caches, positions, rotary tables and unread switches change the layer's output as other weights do.
-                strength="proven" if stage in ("fc", "head") else "supported",
+                strength="proven" if sure else "suspected" if drawn else "supported",
                 evidence=[
                     Evidence(
                         hypothesis="the engine runs the draft with other weights than the checkpoint's",
@@ -312,9 +315,7 @@ class WeightMissing(Fault):
                 recovery="replayed",
                 undo=Undo(),
                 runtime=True,
-                caveats=[]
-                if stage in ("fc", "head")
-                else [
+                caveats=[] if sure else ["drafts drawn at another temperature than the request's look the same"] if drawn else [
                     "a stale draft cache, other positions or rotary tables, or a switch that the engine does not know look "
                     "the same"
                 ],

@@ -313,17 +313,21 @@ def _placed(found: Pass, layers: int | None) -> Iterator[Finding]:
 
 
 def _last(found: Pass) -> Iterator[Finding]:
-    """The last state of training data: pre-norm, and one that the head can read."""
+    """The last state of training data: on the side of the norm that the format has it on, and one that the head can read."""
     entries = found.report.entries
     if found.report.what != "training data" or not entries:
         return
     last = entries[-1]
-    post = last.placed is not None and last.placed.norm == "post"
-    if post or (last.placed is None and is_normed(last)):
+    claimed = next(iter(found.claimed)) if len(found.claimed) == 1 else "pre"
+    placed = last.placed is not None and last.placed.boundary is not None
+    post = last.placed.norm == "post" if placed and last.placed is not None else is_normed(last)
+    if claimed is not None and post != (claimed == "post") and (placed or post):
+        side, other, does = ("after", "before", "applies it") if post else ("before", "after", "does not apply it")
         yield suspect(
-            "final-norm", [last.name], "the last state was stored after the final norm", "proven" if post else "supported",
-            "needs-retraining", "Store the last state before the final norm: the trainer applies it",
-            measured="root mean square of a row divided by the norm's weights", decides="varies from row to row, far from 1",
+            "final-norm", [last.name], f"the last state was stored {side} the final norm", "proven" if placed else "supported",
+            "needs-retraining", f"Store the last state {other} the final norm: the trainer {does}",
+            measured="root mean square of a row divided by the norm's weights",
+            decides="before the norm it varies from row to row; after it, it is 1",
             result=f"{last.rms_post:.3f}" if last.rms_post is not None else "", figures={"rms": last.rms_post},
         )
     reads = [max(e.text_pre or 0.0, e.text_post or 0.0) for e in entries]

@@ -156,13 +156,13 @@ def _read(path: Path, width: int | None) -> tuple[list[Trace], list[Recorded], T
 def _by_itself(path: Path, tested: Tested, found: Within, *, alone: bool) -> Iterator[Finding]:
     name = path.name
     if found.repeats:
-        places = "; ".join(f"slot {slot}: {rows} rows, such as {example}" for slot, rows, example in found.repeats)
+        places = "; ".join(f"slot {one.slot}: {one.rows} rows, such as {one.example}" for one in found.repeats)
         yield suspect(
-            "graph-capture", [f"slot {slot}" for slot, _, _ in found.repeats],
+            "graph-capture", [f"slot {one.slot}" for one in found.repeats],
             f"{name}: rows of unlike tokens hold the same vector, bit for bit", "supported", "needs-serving",
             "Rows were never written, or read from a buffer that still held another step: copy live rows, where they are made",
             measured="every row's bytes against all others of the capture", result=places,
-            decides="unlike tokens have unlike states", figures={"rows": sum(rows for _, rows, _ in found.repeats)},
+            decides="unlike tokens have unlike states", figures={"rows": sum(one.rows for one in found.repeats)},
         )
     if found.prefix_differ:
         yield suspect(

@@ -7,7 +7,6 @@ is lost). The state as it was is kept beside it under a name that the trainer do
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ import torch
 
 from draftscope.errors import DraftscopeError, UsageError
 from draftscope.states import plain, specforge, speculators
+from draftscope.states.leftover import sweep_up, temporary
 from draftscope.states.opening import open_source
 from draftscope.states.places import Place
 from draftscope.states.plain import write_sample
@@ -70,7 +70,8 @@ def convert_data(path: Place, out: Path, to: str, *, format: str | None = None, 
     if source.kind != "samples":
         raise UsageError(f"holds a capture ({source.chosen}), not training data", where=str(path))
     parts = None if target is None else read_parts(target)
-    work = out.with_name(f".{out.name}.{os.getpid()}.partial")
+    work = temporary(out)
+    sweep_up(out.absolute().parent, out.name)
     shutil.rmtree(work, ignore_errors=True)
     result = Converted(0, 0, [f"read as {source.format}: {source.chosen}"], [])
     try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,6 +17,7 @@ from torch import Tensor
 from draftscope.boundaries import Boundary, default_boundaries
 from draftscope.errors import DraftscopeError, UsageError
 from draftscope.pipeline.conversations import Conversation, Unusable
+from draftscope.states.leftover import sweep_up, temporary
 from draftscope.states.plain import write_sample
 from draftscope.states.tensorfile import TensorFile
 from draftscope.states.types import Sample
@@ -98,6 +98,7 @@ def extract(
         metadata = {"labels": [*(_label(b) for b in wiring.slots), "last"],
                     "layer_ids": [*(b.index for b in wiring.slots), target.layers]}
     _agree(folder, _settings(target, wiring, metadata, dtype, max_length))
+    sweep_up(folder)
     shape = (entries, target.width)
     pending = [item for item in chosen if not _finished(folder, item, shape, dtype, done)]
     to_write = sum(_file_bytes(len(item.token_ids), shape, dtype) for item in pending)
@@ -258,14 +259,14 @@ def _conclude(folder: Path, done: Extracted) -> None:
 
 
 def _write(path: Path, record: dict[str, Any]) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    part = temporary(path)
     try:
-        temporary.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        temporary.replace(path)
+        part.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        part.replace(path)
     except OSError as error:
         raise DraftscopeError(f"cannot be written ({error.strerror})", where=str(path)) from None
     finally:
-        temporary.unlink(missing_ok=True)
+        part.unlink(missing_ok=True)
 
 
 def _dtype_name(dtype: torch.dtype) -> str:

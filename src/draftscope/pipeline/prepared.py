@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from draftscope.errors import DraftscopeError
+from draftscope.states.leftover import sweep_up
 from draftscope.states.tensorfile import save_tensors
 
 LINES, COUNTS, RECORD = "conversations.jsonl", "token_counts.safetensors", "prepare.json"
@@ -60,6 +61,7 @@ class Folder:
         self.done: set[int] = set()
         self._agree()
         path.mkdir(parents=True, exist_ok=True)
+        sweep_up(path)
         self._file = (path / LINES).open("ab")
         self._alone()
         self._recover()

@@ -11,6 +11,7 @@ from rich.text import Text
 from draftscope.compare.distances import Distance
 from draftscope.compare.statistics import Candidate, Comparison, Figures, Side
 from draftscope.compare.yardstick import FAR
+from draftscope.report.compared import carried_says, unit_says
 from draftscope.text import count, number, percent, sentence, visible
 
 
@@ -76,8 +77,9 @@ def comparison_story(comparison: Comparison) -> Iterator[RenderableType]:
         yield Text("")
         yield Text("One after the other, against A", style="bold")
         for number_, point in enumerate(comparison.series.points, 2):
-            told = ", ".join(number(effect, 2) for effect in point.effects)
-            yield Text(f"  {number_} {', '.join(visible(path) for path in point.paths)}: {told} units, by slot")
+            told, moved = (", ".join(number(effect, 2) for effect in effects) for effects in (point.effects, point.changes))
+            before = f" ({moved} from the one before)" if number_ > 2 else ""
+            yield Text(f"  {number_} {', '.join(visible(path) for path in point.paths)}: {told} units, by slot{before}")
         yield Text(f"  {sentence(comparison.series.says)}", style="yellow" if comparison.series.drifts else "")
     if any(c.entry is not None for c in comparison.assignment):
         yield Text(f"  {sentence(next(c.says for c in comparison.assignment if c.entry is not None))}")
@@ -87,9 +89,7 @@ def comparison_story(comparison: Comparison) -> Iterator[RenderableType]:
 
 def _looks(comparison: Comparison) -> Iterator[RenderableType]:
     """What each slot looks like, and what would have been seen."""
-    yard = comparison.yardsticks[0] if comparison.yardsticks else None
-    of = f"what {yard.groups} groups of A ({', '.join(yard.grouped)}) differ by" if yard and yard.natural else "A's two halves"
-    yield Text(f"What each slot of B looks like (one unit: {of})", style="bold")
+    yield Text(f"What each slot of B looks like (one unit: {unit_says(comparison)})", style="bold")
     for look in comparison.looks:
         seen = "" if look.smallest is None else f"; a distance of {number(look.smallest, 2)} would have been seen"
         yield Text(f"  slot {look.slot}: {look.says}{seen}", style="green" if look.kind == "own" else "yellow")
@@ -102,19 +102,25 @@ def _looks(comparison: Comparison) -> Iterator[RenderableType]:
 def _carriers(comparison: Comparison) -> Iterator[RenderableType]:
     """Rows and dimensions that carry a difference, of slots that are far."""
     far = [look.slot for look in comparison.looks if look.effect is not None and look.effect > FAR]
+    far += [e.slot for e in comparison.effects if e.effect is not None and e.effect > FAR]
     if not far:
         return
     yield Text("")
     yield Text("What carries the difference", style="bold")
-    for slot in far:
+    for slot in sorted(set(far)):
         for by in ("class", "position"):
             told = [e for e in comparison.effects if e.slot == slot and e.by == by]
             if told:
-                yield Text(f"  slot {slot}, by {by}: " + ", ".join(f"{e.name} {number(e.effect, 2)} units" for e in told))
+                yield Text(f"  slot {slot}, by {by}: " + ", ".join(
+                    f"{e.name} {number(e.effect, 2)} units{'' if e.share is None else f' ({percent(e.share)})'}" for e in told))
+        for carried in comparison.carried:
+            if carried.slot == slot:
+                yield Text(f"  {carried_says(carried, comparison)}")
         dimensions = [d for d in comparison.dimensions if d.slot == slot]
         if dimensions:
             yield Text(f"  slot {slot}, by dimension: " + ", ".join(
-                f"{d.dimension} {percent(d.share)}{' (outlier)' if d.outlier else ''}" for d in dimensions))
+                f"{d.dimension} {percent(d.share)} at {number(d.effect, 1)} units{' (outlier)' if d.outlier else ''}"
+                for d in dimensions))
         for sinks in comparison.sinks:
             if sinks.slot == slot:
                 yield Text(f"  slot {slot}, channels that stand out in {'sinks' if sinks.rows == 'sink' else 'first tokens'}: "

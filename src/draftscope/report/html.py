@@ -1,4 +1,4 @@
-"""A diagnosis as one self-contained page: no script, no request, nothing that a hostile string could switch on."""
+"""Results as one self-contained page: no script, no request, nothing that a hostile string could switch on."""
 
 from __future__ import annotations
 
@@ -28,20 +28,22 @@ def page(diagnosis: Diagnosis, *, title: str = "draftscope: diagnosis", heatmaps
         heatmaps: slot-by-boundary errors; without them those that the placement holds.
     """
     maps = figures.heatmaps(diagnosis) if heatmaps is None else heatmaps
-    return rendered(
-        "diagnosis.html", diagnosis=diagnosis, title=title, words=words, policy=policy(),
+    return render(
+        "diagnosis.html", diagnosis=diagnosis, title=title, words=words,
         verdict=words.verdict(diagnosis), ladder=figures.ladder(diagnosis), positions=figures.positions(diagnosis),
         rungs=words.rungs(diagnosis), k=words.most_drafted(diagnosis.acceptance), lags=curves.lags(diagnosis),
-        heatmaps=[figures.heatmap(each) for each in maps], norms=curves.norms(diagnosis), long=LONG,
+        heatmaps=[figures.heatmap(each) for each in maps], norms=curves.norms(diagnosis),
         channels=clouds.channels(diagnosis), components=clouds.components(diagnosis), learning=parts.learning(diagnosis),
         by_context=parts.breakdown(diagnosis, "context"), by_kind=parts.breakdown(diagnosis, "kind"),
-        strips=strip.strips(diagnosis), statuses=strip.statuses, version=metadata.version("draftscope"),
+        strips=strip.strips(diagnosis), statuses=strip.statuses,
     )
 
 
-def rendered(template: str, **held: Any) -> str:
-    """One of the templates, with the style sheet; every string in it is escaped."""
-    return _environment().get_template(template).render(text=text, style=Markup(_style()), when=_when, **held)
+def render(template: str, **values: Any) -> str:
+    """A template of this package, with the style sheet and the words that all pages share; every string in it is escaped."""
+    shared = {"text": text, "style": Markup(_style()), "policy": Markup(policy()), "when": _when, "long": LONG,
+              "version": metadata.version("draftscope")}
+    return _environment().get_template(template).render(shared, **values)
 
 
 def policy(*, form: str = "'none'", frame: str = "", ancestors: str = "") -> str:

@@ -138,17 +138,15 @@ class Norms:
         self.merge(part)
 
     def merge(self, other: Norms) -> None:
-        self.histogram = self.histogram + other.histogram
-        a, b = self.moments, other.moments
-        count = a[2] + b[2]
-        delta = b[3] - a[3]
-        share = b[2] / count.clamp_min(1)
-        self.moments = torch.stack([
-            a[0] + b[0], a[1] + b[1], count, a[3] + delta * share, a[4] + b[4] + delta.square() * a[2] * share,
-        ])
-        self.extremes = torch.stack([
-            torch.minimum(self.extremes[0], other.extremes[0]), torch.maximum(self.extremes[1], other.extremes[1])
-        ])
+        self.histogram += other.histogram
+        a, b = self.moments.tolist(), other.moments.tolist()
+        count, delta = a[2] + b[2], b[3] - a[3]
+        share = b[2] / max(count, 1)
+        self.moments = torch.tensor([
+            a[0] + b[0], a[1] + b[1], count, a[3] + delta * share, a[4] + b[4] + delta * delta * a[2] * share,
+        ], dtype=torch.float64)
+        (low, high), (other_low, other_high) = self.extremes.tolist(), other.extremes.tolist()
+        self.extremes = torch.tensor([min(low, other_low), max(high, other_high)], dtype=torch.float64)
 
     def state(self) -> State:
         return {"histogram": self.histogram, "moments": self.moments, "extremes": self.extremes}
@@ -188,6 +186,50 @@ def row_norms(rows: Tensor) -> Tensor:
     return torch.linalg.vector_norm(rows.float() if rows.dtype == torch.float16 else rows, dim=-1, dtype=torch.float64)
 
 
+class Moments:
+    """Mean and sum of squared deviations from it of values [N, ...] (Chan's merge of Welford's moments, in float64)."""
+
+    MISFIT = "values of shape {} and {} do not go together"
+
+    def __init__(self, *shape: int) -> None:
+        self.count = 0
+        self.mean = torch.zeros(shape, dtype=torch.float64)
+        self.squares = torch.zeros(shape, dtype=torch.float64)
+
+    def update_found(self, found: Tensor) -> None:
+        """Take in values [N, ...] float64, all finite."""
+        if len(found) == 0:
+            return
+        part = type(self)(*found.shape[1:])
+        part.count, part.mean = len(found), found.mean(0)
+        part.squares = (found - part.mean).square().sum(0)
+        self.merge(part)
+
+    def merge(self, other: Self) -> None:
+        if other.count == 0:
+            return
+        if self.count == 0:
+            self.count, self.mean, self.squares = other.count, other.mean.clone(), other.squares.clone()
+            return
+        if self.mean.shape != other.mean.shape:
+            raise ValueError(self.MISFIT.format(len(self.mean), len(other.mean)))
+        count = self.count + other.count
+        delta = other.mean - self.mean
+        share = other.count / count
+        self.mean = torch.add(self.mean, delta, alpha=share)
+        self.squares = (self.squares + other.squares).addcmul_(delta, delta, value=self.count * share)
+        self.count = count
+
+    def state(self) -> State:
+        return {"count": torch.tensor(self.count), "mean": self.mean, "squares": self.squares}
+
+    @classmethod
+    def from_state(cls, state: State) -> Self:
+        made = cls()
+        made.count, made.mean, made.squares = int(state["count"]), state["mean"].clone(), state["squares"].clone()
+        return made
+
+
 @dataclass
 class DimensionsResult:
     """Per dimension: [H] float64 mean and (population) variance; None without rows."""
@@ -197,13 +239,13 @@ class DimensionsResult:
     variance: Tensor | None
 
 
-class Dimensions:
-    """Mean and variance of every dimension (Chan's merge of Welford's moments, in float64)."""
+class Dimensions(Moments):
+    """Mean and variance of every dimension."""
+
+    MISFIT = "rows of width {} and {} do not go together"
 
     def __init__(self, width: int = 0) -> None:
-        self.count = 0
-        self.mean = torch.zeros(width, dtype=torch.float64)
-        self.squares = torch.zeros(width, dtype=torch.float64)
+        super().__init__(width)
 
     def update(self, rows: Tensor) -> None:
         rows = rows[finite_rows(rows)]
@@ -217,30 +259,6 @@ class Dimensions:
         for block in rows.split(1024):
             part.squares += (block.double() - part.mean).square().sum(0)
         self.merge(part)
-
-    def merge(self, other: Dimensions) -> None:
-        if other.count == 0:
-            return
-        if self.count == 0:
-            self.count, self.mean, self.squares = other.count, other.mean.clone(), other.squares.clone()
-            return
-        if self.mean.shape != other.mean.shape:
-            raise ValueError(f"rows of width {len(self.mean)} and {len(other.mean)} do not go together")
-        count = self.count + other.count
-        delta = other.mean - self.mean
-        share = other.count / count
-        self.mean = self.mean + delta * share
-        self.squares = self.squares + other.squares + delta.square() * (self.count * share)
-        self.count = count
-
-    def state(self) -> State:
-        return {"count": torch.tensor(self.count), "mean": self.mean, "squares": self.squares}
-
-    @classmethod
-    def from_state(cls, state: State) -> Dimensions:
-        made = cls()
-        made.count, made.mean, made.squares = int(state["count"]), state["mean"].clone(), state["squares"].clone()
-        return made
 
     def result(self) -> DimensionsResult:
         if self.count == 0:

@@ -1,89 +1,40 @@
-"""The fingerprint of a source: statistics by entry, class of rows and half of the sequences, in one versioned file."""
+"""The fingerprint of a source: statistics by entry, class of rows and half of the sequences, in one versioned file.
+
+The file is safetensors. Metadata `draftscope` is a JSON object (schema, entries, inputs' origin, provenance, `about`: what each
+tensor is), metadata `checksum` is over that text and all tensors. A later version reads every earlier one.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from draftscope.errors import DraftscopeError
-from draftscope.scan.accumulators import ACCUMULATORS, Counts, Dimensions, Norms, Outliers
+from draftscope.scan.between import Between
+from draftscope.scan.inputs import Inputs
 from draftscope.scan.joint import Cosines, RowSample
+from draftscope.scan.kept import KeptSequences
+from draftscope.scan.packing import ABOUT, checksum, packed, unpacked
+from draftscope.scan.statistics import CLASSES, HALVES, KINDS, ORDINARY, Kind, Part, RowClass, Shape, Statistics, merge_into
+from draftscope.states.leftover import sweep_up
 from draftscope.states.places import Place
 from draftscope.states.tensorfile import TensorFile, parse_json, save_tensors
 
-SCHEMA = "draftscope.fingerprint/2"
-EARLIER = ("draftscope.fingerprint/1",)
-"""Read as well: without parts and samples."""
+__all__ = ["CLASSES", "HALVES", "KINDS", "ORDINARY", "SCHEMA", "Estimated", "Fingerprint", "Kind", "Odd", "Origin", "Part",
+           "Provenance", "RowClass", "Shape", "Statistics", "is_fingerprint", "load_fingerprint"]
 
-RowClass = Literal["first", "sink", "answer", "other"]
-CLASSES: tuple[RowClass, ...] = ("first", "sink", "answer", "other")
-ORDINARY: tuple[RowClass, ...] = ("answer", "other")
-HALVES = (0, 1)
-
-Kind = Literal["group", "position"]
-KINDS: tuple[Kind, ...] = ("group", "position")
-
-
-@dataclass
-class Statistics:
-    """All accumulators over one set of rows."""
-
-    counts: Counts = field(default_factory=Counts)
-    norms: Norms = field(default_factory=Norms)
-    dimensions: Dimensions = field(default_factory=Dimensions)
-    outliers: Outliers = field(default_factory=Outliers)
-
-    def update(self, rows: Tensor) -> None:
-        """Take in rows [N, H] of any float dtype."""
-        self.counts.update(rows)
-        self.norms.update(rows)
-        self.dimensions.update(rows)
-        self.outliers.update(rows)
-
-    def merge(self, other: Statistics) -> None:
-        self.counts.merge(other.counts)
-        self.norms.merge(other.norms)
-        self.dimensions.merge(other.dimensions)
-        self.outliers.merge(other.outliers)
-
-    def tensors(self) -> dict[str, Tensor]:
-        return {f"{name}.{key}": value for name in ACCUMULATORS for key, value in getattr(self, name).state().items()}
-
-    @classmethod
-    def from_tensors(cls, tensors: dict[str, Tensor]) -> Statistics:
-        made = cls()
-        for name, kind in ACCUMULATORS.items():
-            prefix = f"{name}."
-            state = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
-            setattr(made, name, kind.from_state(state))
-        return made
-
-
-@dataclass
-class Part:
-    """Ordinary rows of a natural group of sequences, or of a range of positions, by entry and class; cosines over both."""
-
-    cells: dict[tuple[int, RowClass], Statistics] = field(default_factory=dict)
-    cosines: Cosines = field(default_factory=Cosines)
-
-    def merge(self, other: Part) -> None:
-        for key, cell in other.cells.items():
-            self.cells.setdefault(key, Statistics()).merge(cell)
-        self.cosines.merge(other.cosines)
-
-    def statistics(self, entry: int, classes: Iterable[RowClass]) -> Statistics:
-        """Of one entry, over classes; empty where there are no rows."""
-        total = Statistics()
-        for row_class in classes:
-            if (entry, row_class) in self.cells:
-                total.merge(self.cells[entry, row_class])
-        return total
+FAMILY = "draftscope.fingerprint/"
+VERSION = 3
+SCHEMA = f"{FAMILY}{VERSION}"
+EARLIER = (1, 2)
+"""Read as well. 1: without parts and samples; both: without inputs, provenance and checksum."""
+NAMED = 1000
+"""Odd sequences that are named, of each kind; the rest is counted."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +48,58 @@ class Origin:
     rows: int
     skipped: int = 0
     part: str = ""
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """What made a fingerprint, the same on every machine that does the same.
+
+    Attributes:
+        version: of draftscope.
+        engine: what passed over the rows: `numba`, `torch` or `numpy`.
+        command: the command line, or the call from Python.
+    """
+
+    version: str
+    engine: str
+    command: str = ""
+
+
+@dataclass(frozen=True)
+class Estimated:
+    """A scan that took some sequences alone, chosen by a hash of their names.
+
+    Attributes:
+        how: what was asked for, such as `sample 100`.
+        taken: files that were read.
+        of: files in all.
+    """
+
+    how: str
+    taken: int
+    of: int
+
+
+@dataclass
+class Odd:
+    """Sequences of one oddity (`bad`: not counted among the rows).
+
+    Attributes:
+        count: how many.
+        named: the first `NAMED` of them, each with what is odd where that is not said by the kind alone.
+    """
+
+    count: int = 0
+    named: list[tuple[str, str]] = field(default_factory=list)
+
+    def add(self, name: str, why: str = "") -> None:
+        self.count += 1
+        if len(self.named) < NAMED:
+            self.named.append((name, why))
+
+    def merge(self, other: Odd) -> None:
+        self.count += other.count
+        self.named += other.named[: NAMED - len(self.named)]
 
 
 @dataclass
@@ -117,6 +120,13 @@ class Fingerprint:
         grouped: what the groups are: `given`, `files`, or `runs` (of sequences, in the source's order).
         every: of how many ordinary rows one is in `samples` and the cosines, by a hash of sequence and position; 1 = all are.
             Several where fingerprints of different shares were merged.
+        inputs: every sequence that was counted; empty in files of version 1 and 2, and where nothing was read from files.
+        provenance: what made it; several where fingerprints were merged.
+        odd: sequences that could not be counted (`bad`) or are unlike what one expects, by kind.
+        shapes: by entry, what whole rows show; of one ordinary row in `every`.
+        between: how much sequences differ from each other.
+        kept: a few sequences by name.
+        estimated: empty where every sequence was taken.
     """
 
     entries: tuple[str, ...]
@@ -130,6 +140,13 @@ class Fingerprint:
     samples: dict[int, RowSample] = field(default_factory=dict)
     grouped: tuple[str, ...] = ()
     every: tuple[int, ...] = (1,)
+    inputs: Inputs = field(default_factory=Inputs)
+    provenance: tuple[Provenance, ...] = ()
+    odd: dict[str, Odd] = field(default_factory=dict)
+    shapes: dict[int, Shape] = field(default_factory=dict)
+    between: Between = field(default_factory=Between)
+    kept: KeptSequences = field(default_factory=KeptSequences)
+    estimated: tuple[Estimated, ...] = ()
 
     @property
     def sequences(self) -> int:
@@ -161,6 +178,12 @@ class Fingerprint:
         return {name: part for (own, name), part in self.parts.items() if own == kind}
 
     @property
+    def population(self) -> int | None:
+        """Sequences that the figures stand for where they are estimates, else None."""
+        taken = sum(one.taken for one in self.estimated)
+        return round(self.sequences * sum(one.of for one in self.estimated) / taken) if taken else None
+
+    @property
     def cosines(self) -> Cosines:
         """Between entries, over all ordinary rows."""
         total = Cosines()
@@ -169,10 +192,21 @@ class Fingerprint:
         return total
 
     def merge(self, other: Fingerprint) -> Fingerprint:
-        """Both together, as if they had been scanned as one.
+        """Both together, as if they had been scanned as one; neither is changed.
 
         Raises:
-            DraftscopeError: they have different entries or widths, or hold the same source.
+            DraftscopeError: they have different entries or widths, or hold the same input.
+        """
+        total = Fingerprint(self.entries, self.last, self.width, every=self.every)
+        total.absorb(self)
+        total.absorb(other)
+        return total
+
+    def absorb(self, other: Fingerprint) -> None:
+        """The same in place.
+
+        Raises:
+            DraftscopeError: as `merge`; nothing is taken in then.
         """
         for what, a, b in (
             ("entries", len(self.entries), len(other.entries)), ("width", self.width, other.width),
@@ -183,30 +217,31 @@ class Fingerprint:
                     f"fingerprints of different {what} do not merge: {a} and {b}",
                     remedy="Merge fingerprints of one data set only; use `draftscope compare` for two",
                 )
-        twice = sorted({o.path for o in self.origins if o in other.origins})
-        if twice:
+        twice = [] if len(self.inputs) and len(other.inputs) else sorted({o.path for o in self.origins if o in other.origins})
+        if twice:  # a file of an earlier version knows no inputs
             raise DraftscopeError("is in both fingerprints: its rows would count twice", where=twice[0],
                                   remedy="Merge each shard once")
-        cells = {}
-        for key in [*self.cells, *(k for k in other.cells if k not in self.cells)]:
-            total = Statistics()
-            for cells_of in (self.cells, other.cells):
-                if key in cells_of:
-                    total.merge(cells_of[key])
-            cells[key] = total
-        parts: dict[tuple[Kind, str], Part] = {}
-        samples: dict[int, RowSample] = {}
-        for one in (self, other):
-            for name, part in one.parts.items():
-                parts.setdefault(name, Part()).merge(part)
-            for entry, sample in one.samples.items():
-                samples.setdefault(entry, RowSample(sample.keep)).merge(sample)
+        self.inputs.merge(other.inputs)
+        for key, cell in other.cells.items():
+            merge_into(self.cells, key, cell)
+        for name, part in other.parts.items():
+            self.parts.setdefault(name, Part()).merge(part)
+        for entry, sample in other.samples.items():
+            self.samples.setdefault(entry, RowSample(sample.keep)).merge(sample)
+        for entry, shape in other.shapes.items():
+            self.shapes.setdefault(entry, Shape()).merge(shape)
+        self.between.merge(other.between)
+        self.kept.merge(other.kept)
+        for kind, odd in other.odd.items():
+            self.odd.setdefault(kind, Odd()).merge(odd)
         renamed = () if self.entries == other.entries else (f"entries were called {', '.join(other.entries)} in a part",)
-        return replace(
-            self, cells=cells, origins=self.origins + other.origins, dtypes=tuple(sorted({*self.dtypes, *other.dtypes})),
-            notes=tuple(dict.fromkeys((*self.notes, *other.notes, *renamed))), parts=parts, samples=samples,
-            grouped=tuple(sorted({*self.grouped, *other.grouped})), every=tuple(sorted({*self.every, *other.every})),
-        )
+        self.origins += other.origins
+        self.dtypes = tuple(sorted({*self.dtypes, *other.dtypes}))
+        self.notes = tuple(dict.fromkeys((*self.notes, *other.notes, *renamed)))
+        self.grouped = tuple(sorted({*self.grouped, *other.grouped}))
+        self.every = tuple(sorted({*self.every, *other.every}))
+        self.estimated += other.estimated
+        self.provenance = tuple(dict.fromkeys((*self.provenance, *other.provenance)))
 
     def save(self, path: Path) -> None:
         """Write the file, whole or not at all.
@@ -214,22 +249,18 @@ class Fingerprint:
         Raises:
             DraftscopeError: the disk refuses.
         """
-        tensors = {
-            f"{entry}.{row_class}.{half}.{name}": tensor
-            for (entry, row_class, half), cell in self.cells.items() for name, tensor in cell.tensors().items()
-        }
-        for number, part in enumerate(self.parts.values()):
-            for (entry, row_class), cell in part.cells.items():
-                tensors |= {f"part.{number}.{entry}.{row_class}.{name}": tensor for name, tensor in cell.tensors().items()}
-            tensors |= {f"part.{number}.cosines.{name}": tensor for name, tensor in part.cosines.state().items()}
-        for entry, sample in self.samples.items():
-            tensors |= {f"sample.{entry}.{name}": tensor for name, tensor in sample.state().items()}
-        header = {
+        tensors = packed(self.cells, self.parts, self.samples, self.shapes)
+        for group, held in (("inputs", self.inputs.tensors()), ("between", self.between.state()), ("kept", self.kept.state())):
+            tensors |= {f"{group}.{name}": tensor for name, tensor in held.items()}
+        header = json.dumps({
             "schema": SCHEMA, "entries": self.entries, "last": self.last, "width": self.width, "dtypes": self.dtypes,
-            "notes": self.notes, "origins": [vars(origin) for origin in self.origins],
-            "parts": list(self.parts), "grouped": self.grouped, "every": self.every,
-        }
-        save_tensors(path, tensors, {"draftscope": json.dumps(header, ensure_ascii=False)})
+            "notes": self.notes, "origins": [vars(origin) for origin in self.origins], "parts": list(self.parts),
+            "grouped": self.grouped, "every": self.every, "provenance": [asdict(one) for one in self.provenance],
+            "odd": {kind: asdict(odd) for kind, odd in self.odd.items()},
+            "estimated": [asdict(one) for one in self.estimated], "about": ABOUT,
+        }, ensure_ascii=False)
+        sweep_up(path.absolute().parent, path.name)
+        save_tensors(path, tensors, {"draftscope": header, "checksum": checksum(header, tensors)})
 
 
 def is_fingerprint(path: Place) -> bool:
@@ -246,88 +277,53 @@ def load_fingerprint(path: Place) -> Fingerprint:
     """Read a fingerprint.
 
     Raises:
-        DraftscopeError: no fingerprint, one of another version, or one whose parts do not fit each other.
+        DraftscopeError: no fingerprint, one of a later version, one that was changed since, or whose parts do not fit each other.
     """
     opened = TensorFile(path)
     header = _header(opened)
     if header is None:
         raise DraftscopeError("is no fingerprint", where=str(path), remedy="Make one with `draftscope scan SOURCE -o FILE`")
-    if header.get("schema") not in (SCHEMA, *EARLIER):
-        raise DraftscopeError(f"is a fingerprint of version {header.get('schema')}, this program reads {SCHEMA}", where=str(path),
-                              remedy="Scan the source again")
+    version = str(header.get("schema")).removeprefix(FAMILY)
+    if version not in map(str, (*EARLIER, VERSION)):
+        raise DraftscopeError(f"is a fingerprint of version {version}, this program reads those up to {VERSION}", where=str(path),
+                              remedy="Read it with the draftscope that wrote it, or a newer one; or scan the source again")
+    tensors = {name: opened.tensor(name) for name in opened.names}
+    if version == str(VERSION) and opened.metadata.get("checksum") != checksum(opened.metadata["draftscope"], tensors):
+        raise DraftscopeError("was damaged after it was written: its checksum does not fit", where=str(path),
+                              remedy="Copy it again, or scan the source again")
     try:
-        made = Fingerprint(
-            entries=tuple(map(str, header["entries"])), last=bool(header["last"]), width=int(header["width"]),
-            origins=tuple(Origin(**origin) for origin in header["origins"]), dtypes=tuple(header["dtypes"]),
-            notes=tuple(header["notes"]), grouped=tuple(map(str, header.get("grouped", ()))),
-            every=tuple(map(int, header.get("every", (1,)))),
-        )
-        groups: dict[tuple[int, RowClass, int], dict[str, Tensor]] = {}
-        further: dict[str, Tensor] = {}
-        for name in opened.names:
-            if name.startswith(("part.", "sample.")):
-                further[name] = opened.tensor(name)
-                continue
-            entry, row_class, half, key = name.split(".", 3)
-            if row_class not in CLASSES or int(half) not in HALVES or not 0 <= int(entry) < len(made.entries):
-                raise ValueError(f"unknown tensor {name}")
-            groups.setdefault((int(entry), row_class, int(half)), {})[key] = opened.tensor(name)
-        for cell, tensors in sorted(groups.items()):
-            made.cells[cell] = _checked(tensors, made.width)
-        _read_further(made, further, header.get("parts", []))
+        return _made(header, tensors)
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise DraftscopeError(f"is a damaged fingerprint ({error})", where=str(path), remedy="Scan the source again") from None
-    return made
 
 
-def _read_further(made: Fingerprint, tensors: dict[str, Tensor], listed: list[list[str]]) -> None:
-    """Parts and samples from their tensors."""
-    names: list[tuple[Kind, str]] = []
-    for kind, name in listed:
-        if kind not in KINDS:
-            raise ValueError(f"unknown part {kind}")
-        names.append((kind, str(name)))
-    cells: dict[tuple[int, int, RowClass], dict[str, Tensor]] = {}
-    joint: dict[tuple[str, int], dict[str, Tensor]] = {}
+def _made(header: dict[str, Any], tensors: dict[str, Tensor]) -> Fingerprint:
+    made = Fingerprint(
+        entries=tuple(map(str, header["entries"])), last=bool(header["last"]), width=int(header["width"]),
+        origins=tuple(Origin(**origin) for origin in header["origins"]), dtypes=tuple(header["dtypes"]),
+        notes=tuple(header["notes"]), grouped=tuple(map(str, header.get("grouped", ()))),
+        every=tuple(map(int, header.get("every", (1,)))),
+        provenance=tuple(Provenance(**one) for one in header.get("provenance", ())),
+        odd={str(kind): Odd(int(odd["count"]), [(str(name), str(why)) for name, why in odd["named"]])
+             for kind, odd in header.get("odd", {}).items()},
+        estimated=tuple(Estimated(str(one["how"]), int(one["taken"]), int(one["of"])) for one in header.get("estimated", ())),
+    )
+    own: dict[str, dict[str, Tensor]] = {"inputs": {}, "between": {}, "kept": {}}
+    rest = {}
     for full, tensor in tensors.items():
-        kind, number, *rest = full.split(".")
-        if kind == "part" and rest[0] != "cosines":
-            if rest[1] not in ORDINARY or not 0 <= int(rest[0]) < len(made.entries):
-                raise ValueError(f"unknown tensor {full}")
-            cells.setdefault((int(number), int(rest[0]), rest[1]), {})[".".join(rest[2:])] = tensor
+        group, _, name = full.partition(".")
+        if group in own:
+            own[group][name] = tensor
         else:
-            joint.setdefault((kind, int(number)), {})[rest[-1]] = tensor
-    for key in names:
-        made.parts[key] = Part()
-    for (number_, entry, row_class), held in sorted(cells.items()):
-        made.parts[names[number_]].cells[entry, row_class] = _checked(held, made.width)
-    for (kind, number_), held in sorted(joint.items()):
-        if any(tensor.is_floating_point() and not bool(tensor.isfinite().all()) for tensor in held.values()):
-            raise ValueError(f"{kind} {number_} holds values that are not finite")
-        if kind == "part":
-            cosines = Cosines.from_state(held)
-            if cosines.count and cosines.mean.shape != (len(made.entries),) * 2:
-                raise ValueError(f"cosines of {len(cosines.mean)} entries")
-            made.parts[names[number_]].cosines = cosines
-        elif not 0 <= number_ < len(made.entries) or held["rows"].shape != (len(held["keys"]), made.width if len(
-                held["keys"]) else 0):
-            raise ValueError(f"unknown sample {number_}")
-        else:
-            made.samples[number_] = RowSample.from_state(held)
-
-
-def _checked(tensors: dict[str, Tensor], width: int) -> Statistics:
-    """Statistics whose tensors have the shapes and dtypes that they are written with."""
-    expected = Statistics()
-    expected.dimensions, expected.outliers = Dimensions(width), Outliers(width)
-    for name, tensor in expected.tensors().items():
-        found = tensors[name]
-        empty = found.shape == (0,) and tensor.shape == (width,)
-        if found.dtype != tensor.dtype or (found.shape != tensor.shape and not empty):
-            raise ValueError(f"{name} is {found.dtype} {list(found.shape)}")
-    if any(not bool(torch.isfinite(tensors[f"dimensions.{key}"]).all()) for key in ("mean", "squares")):
-        raise ValueError("dimensions hold values that are not finite")
-    return Statistics.from_tensors(tensors)
+            rest[full] = tensor
+    if own["inputs"]:
+        made.inputs = Inputs.from_tensors(own["inputs"])
+        made.kept = KeptSequences.from_state(own["kept"])
+        made.between = Between.from_state(own["between"])
+        if made.between.count and made.between.mean.shape != (len(made.entries), len(CLASSES), 3):
+            raise ValueError(f"sequences of {len(made.between.mean)} entries")
+    made.cells, made.parts, made.samples, made.shapes = unpacked(rest, header.get("parts", []), len(made.entries), made.width)
+    return made
 
 
 def _header(opened: TensorFile) -> dict[str, Any] | None:
@@ -338,4 +334,4 @@ def _header(opened: TensorFile) -> dict[str, Any] | None:
         header = parse_json(text)
     except ValueError:
         return None
-    return header if isinstance(header, dict) and str(header.get("schema", "")).startswith("draftscope.fingerprint/") else None
+    return header if isinstance(header, dict) and str(header.get("schema", "")).startswith(FAMILY) else None

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from draftscope.scan import kernels
-from draftscope.scan.accumulators import State, finite_rows
+from draftscope.scan.accumulators import Moments, State, finite_rows
+from draftscope.scan.shapes import COMPONENTS, ComponentsResult
 
 SAMPLE = 256
 """Rows kept of an entry."""
-COMPONENTS = 16
 _READ = 64
 """Channels that a row's key is made of."""
 _MULTIPLIER = -7046029254386353131  # odd, close to 2^64 / golden ratio; products wrap around
@@ -32,49 +32,17 @@ class CosinesResult:
     std: Tensor | None
 
 
-class Cosines:
+class Cosines(Moments):
     """Mean and spread of the cosine of every two entries of a row [N, L, H]; rows with NaN, infinity or a zero are left out."""
 
-    def __init__(self, entries: int = 0) -> None:
-        self.count = 0
-        self.mean = torch.zeros(entries, entries, dtype=torch.float64)
-        self.squares = torch.zeros(entries, entries, dtype=torch.float64)
+    MISFIT = "rows of {} and {} entries do not go together"
+
+    def __init__(self, entries: int = 0, more: int | None = None) -> None:
+        super().__init__(entries, entries if more is None else more)
 
     def update(self, rows: Tensor) -> None:
         rows = rows[finite_rows(rows.flatten(1))]
         self.update_found(cosines_of(rows[(rows != 0).any(-1).all(1)]))
-
-    def update_found(self, found: Tensor) -> None:
-        """The same from the cosines of rows, [N, L, L] float64, where they are known."""
-        if len(found) == 0:
-            return
-        part = Cosines(found.shape[1])
-        part.count, part.mean = len(found), found.mean(0)
-        part.squares = (found - part.mean).square().sum(0)
-        self.merge(part)
-
-    def merge(self, other: Cosines) -> None:
-        if other.count == 0:
-            return
-        if self.count == 0:
-            self.count, self.mean, self.squares = other.count, other.mean.clone(), other.squares.clone()
-            return
-        if self.mean.shape != other.mean.shape:
-            raise ValueError(f"rows of {len(self.mean)} and {len(other.mean)} entries do not go together")
-        count = self.count + other.count
-        delta, share = other.mean - self.mean, other.count / count
-        self.mean = self.mean + delta * share
-        self.squares = self.squares + other.squares + delta.square() * (self.count * share)
-        self.count = count
-
-    def state(self) -> State:
-        return {"count": torch.tensor(self.count), "mean": self.mean, "squares": self.squares}
-
-    @classmethod
-    def from_state(cls, state: State) -> Cosines:
-        made = cls()
-        made.count, made.mean, made.squares = int(state["count"]), state["mean"].clone(), state["squares"].clone()
-        return made
 
     def result(self) -> CosinesResult:
         if self.count == 0:
@@ -88,21 +56,6 @@ def cosines_of(rows: Tensor) -> Tensor:
     table = wide @ wide.transpose(1, 2)
     size = table.diagonal(dim1=1, dim2=2).sqrt()
     return table / (size[:, :, None] * size[:, None])
-
-
-@dataclass
-class ComponentsResult:
-    """Principal components of the rows in a sample; None with fewer than two.
-
-    Attributes:
-        count: rows in the sample.
-        total: variance over all dimensions.
-        shares: the largest components' shares of it, falling, at most `COMPONENTS`.
-    """
-
-    count: int
-    total: float | None
-    shares: Tensor | None
 
 
 class RowSample:

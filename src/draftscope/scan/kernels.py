@@ -1,10 +1,6 @@
-"""Compiled passes over rows as they lie in a file: bf16, fp16 and fp32 bytes, without a cast of the whole tensor.
+"""What is compiled, and which rows it can pass over: bf16, fp16, fp32 and the 8-bit floats as they lie in a file, without a cast.
 
-A row is read from its bytes, widened in registers and summed in float64; the interpreter's lock is released. Everything here is
-checked against the accumulators on torch tensors, which do the work where numba is missing, for other dtypes and devices.
-
-Tolerance: sums are of float64, in another order than torch's, so that figures agree to 1e-9 relative. A deviation is taken from
-a pivot (the mean of a few of the rows), so that a channel that is large and hardly varies keeps its variance.
+A row is read from its bytes, widened in registers and summed in float64; the interpreter's lock is released.
 """
 
 from __future__ import annotations
@@ -16,47 +12,46 @@ import numpy as np
 import torch
 from torch import Tensor
 
-PIVOT = 16
-"""Rows whose mean is the pivot."""
+KINDS = {
+    torch.bfloat16: torch.int16, torch.float16: torch.uint16, torch.float32: torch.float32, torch.float8_e4m3fn: torch.int8,
+    torch.float8_e5m2: torch.uint8,
+}
+"""Dtypes that are read compiled, and the type that tells `scan.compiled` how."""
 
 
 @cache
 def compiled() -> ModuleType | None:
-    """The compiled functions; None without numba."""
+    """The compiled functions; None without numba, or where it gives a wrong sum or none."""
     try:
         from draftscope.scan import compiled
-    except ImportError:
+
+        found = np.zeros(1)
+        compiled.squares(np.array([1.0, 2.0, 3.0], np.float32), 1, 1, 2, found)
+    except Exception:  # numba is missing, or does not go with this numpy, processor or LLVM
         return None
-    return compiled
-
-
-def engine() -> str:
-    """What passes over rows: `numba`, else `torch`."""
-    return "torch" if compiled() is None else "numba"
+    return compiled if found[0] == 13 else None
 
 
 def fits(rows: Tensor) -> bool:
-    """Whether rows [N, H] can be passed over compiled: on the CPU, of a dtype known here, values of a row side by side."""
+    """Whether rows [..., H] can be passed over compiled: on the CPU, of a dtype known here, values of a row side by side."""
     return (
-        compiled() is not None and rows.dim() == 2 and rows.device.type == "cpu" and rows.numel() > 0
-        and rows.dtype in (torch.bfloat16, torch.float16, torch.float32) and (rows.stride(1) == 1 or rows.shape[1] == 1)
-        and rows.stride(0) >= 0
+        compiled() is not None and rows.device.type == "cpu" and rows.numel() > 0 and rows.dtype in KINDS
+        and (rows.stride(-1) == 1 or rows.shape[-1] == 1) and all(step >= 0 for step in rows.stride())
     )
 
 
-def _flat(rows: Tensor) -> np.ndarray:
-    """From the first value of rows [N, H] to their last: [n]. bf16 as int16, fp16 as uint16: the type says how to read it."""
-    kind = {torch.bfloat16: torch.int16, torch.float16: torch.uint16}.get(rows.dtype, rows.dtype)
-    span = (rows.shape[0] - 1) * rows.stride(0) + rows.shape[1]
-    return rows.detach().as_strided((span,), (1,)).view(kind).numpy()
+def flat(rows: Tensor) -> np.ndarray:
+    """From the first value of rows that `fits` to their last: [n], the type of an item telling how to read it."""
+    span = 1 + sum((size - 1) * step for size, step in zip(rows.shape, rows.stride(), strict=True))
+    return rows.detach().as_strided((span,), (1,)).view(KINDS[rows.dtype]).numpy()
 
 
 def squares(rows: Tensor) -> Tensor:
-    """Sums of squares [N] float64 of rows that `fits`; not finite where a value of the row is not."""
+    """Sums of squares [N] float64 of rows [N, H] that `fits`; not finite where a value of the row is not."""
     held = compiled()
     assert held is not None
     found = np.empty(len(rows))
-    held.squares(_flat(rows), rows.stride(0), rows.shape[1], found)
+    held.squares(flat(rows), 0, rows.stride(0), rows.shape[1], found)
     return torch.from_numpy(found)
 
 
@@ -68,52 +63,3 @@ def mixed(bits: Tensor, multiplier: int, shift: int) -> Tensor | None:
     found = np.zeros(len(bits), np.int64)
     held.mixed(bits.numpy(), np.int64(multiplier), np.int64(shift), found)
     return torch.from_numpy(found)
-
-
-def into_histogram(norms: Tensor, histogram: Tensor, moments: Tensor, extremes: Tensor, lowest: int, per_octave: int) -> int:
-    """Add norms [N] float64, finite, to the tensors of `accumulators.Norms`, in place; how many are zero."""
-    held = compiled()
-    assert held is not None
-    return int(held.norms(norms.numpy(), histogram.numpy(), moments.numpy(), extremes.numpy(), lowest, per_octave))
-
-
-class Sums:
-    """Sums over rows by channel, of deviations from a pivot that the first rows set.
-
-    Attributes:
-        count: rows.
-        largest: [H] float32, largest absolute value.
-        exceeds: [H] int32, rows in which a channel's absolute value is above the row's bar.
-    """
-
-    MOST = 2**24
-    """Rows after which sums are taken down: far below what int32 counts, and few enough for float64 to add one by one."""
-
-    def __init__(self, width: int) -> None:
-        self.count = 0
-        self._pivot, self._sums, self._squares = (np.zeros(width) for _ in range(3))
-        self.largest, self.exceeds = np.zeros(width, np.float32), np.zeros(width, np.int32)
-
-    def add(self, rows: Tensor, chosen: Tensor, bars: Tensor) -> None:
-        """One pass over the chosen rows, all finite.
-
-        Args:
-            rows: [N, H] that `fits`.
-            chosen: [M] int64, numbers of rows, one or more.
-            bars: [M] float64.
-        """
-        held = compiled()
-        assert held is not None
-        flat, starts, exact = _flat(rows), (chosen * rows.stride(0)).numpy(), bars.numpy()
-        # The largest float32 that is not above the bar: a float32 exceeds either or neither.
-        below = np.minimum(exact, np.finfo(np.float32).max).astype(np.float32)
-        below = np.where(below > exact, np.nextafter(below, np.float32(-np.inf)), below)
-        if self.count == 0:
-            held.pivot(flat, starts[np.linspace(0, len(starts) - 1, min(len(starts), PIVOT)).astype(np.int64)], self._pivot)
-        held.moments(flat, starts, below, self._pivot, self._sums, self._squares, self.largest, self.exceeds)
-        self.count += len(starts)
-
-    def moments(self) -> tuple[Tensor, Tensor]:
-        """Mean and sum of the squares of the deviations from it, [H] float64 each, of one row or more."""
-        shift = self._sums / self.count
-        return torch.from_numpy(self._pivot + shift), torch.from_numpy(np.maximum(self._squares - self._sums * shift, 0))

@@ -1,35 +1,42 @@
 """Sequences into a fingerprint: which rows are of which class, range of positions and group, and what is taken of them.
 
-Every value goes into the core (`scan.core`); what needs whole rows (samples, cosines) is taken of a share of the ordinary rows.
-Rows are added up by (entry, class, half, range, group) over many sequences, and handed to the fingerprint's cells and parts when
-another group needs the memory, or at the end.
+Every value goes into the core (`scan.core`); what needs whole rows (`scan.rich`) is taken of a share of the ordinary rows.
+Sequences are taken up in batches, so that small ones keep all threads busy; whatever the number of threads, each sum is taken in
+the order of the sequences by one thread. Rows are added up by (entry, class, half, range, group) over many sequences, and handed
+to the fingerprint's cells and parts when another group needs the memory, or at the end.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from draftscope.scan import kernels
 from draftscope.scan.accumulators import row_norms
-from draftscope.scan.core import Core
-from draftscope.scan.fingerprint import CLASSES, ORDINARY, Fingerprint, Part, RowClass, Statistics
-from draftscope.scan.joint import Cosines, RowSample, cosines_of
+from draftscope.scan.core import CELLS, RANGES, SINK, Engine, Store, cells_of, class_of, engine_of, name_of
+from draftscope.scan.fingerprint import ORDINARY, Fingerprint, Part
+from draftscope.scan.rich import Rich
+from draftscope.scan.statistics import Kind, merge_into
+from draftscope.states.mapped import release
 
-SINK = 10.0  # times the sequence's median norm in the slot
-POSITIONS = (1, 16, 64, 256, 1024, 4096)
-"""Where the ranges of positions begin."""
+__all__ = ["SINK", "Tally", "add_sequence", "classes_of", "half_of"]
+
 MOST_GROUPS = 64
-FULL = 64
-"""Sequences whose every row may be taken whole."""
 ALONE = 2**20
-"""Bytes of a sequence below which threads cost more than they save."""
+"""Bytes of a batch below which threads cost more than they save."""
+BATCH = 32 * 2**20
+"""Bytes of sequences that are taken up together."""
+BLOCK = 128 * 2**20
+"""Bytes of a sequence that are mapped at once."""
 HELD = 192 * 2**20
 """Bytes of sums that are kept apart by group."""
 OTHERS = "others"
@@ -40,81 +47,181 @@ def half_of(name: str) -> int:
     return hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=1).digest()[0] & 1
 
 
+@dataclass(slots=True)
+class _Item:
+    """A sequence in hand: norms [L, T] float64 and cells [L, T] are found in the first pass."""
+
+    name: str
+    states: Tensor
+    answer: np.ndarray | None
+    token_ids: Tensor | None
+    group: str
+    half: int
+    engine: Engine
+    view: Any
+    norms: np.ndarray
+    cells: np.ndarray
+
+    def blocks(self) -> list[tuple[int, int]]:
+        """First row and end of what is mapped at once."""
+        count = len(self.states)
+        step = max(1, BLOCK * count // max(self.states.nbytes, 1))
+        return [(start, min(start + step, count)) for start in range(0, count, step)]
+
+
 class Tally:
     """Adds sequences to a fingerprint, which holds them after `close`.
 
     Args:
         fingerprint: what they are added to.
         every: of how many ordinary rows one goes into what needs whole rows.
+        engine: what passes over rows; states that it cannot take go to torch.
+        pool: threads that work; None = as many as torch takes, made where they are of use.
+        threads: how many they are.
     """
 
-    def __init__(self, fingerprint: Fingerprint, every: int = 1) -> None:
-        self.fingerprint, self.every = fingerprint, every
+    def __init__(self, fingerprint: Fingerprint, every: int = 1, engine: Engine | None = None, pool: Executor | None = None,
+                 threads: int | None = None) -> None:
+        self.fingerprint = fingerprint
         fingerprint.every = (every,) if not fingerprint.cells else tuple(sorted({*fingerprint.every, every}))
-        self._held: dict[str, dict[tuple[int, RowClass, int, str], Core]] = {}  # by group, the one used last at the end
-        self._groups = set(fingerprint.of_kind("group"))
-        self._pool: ThreadPoolExecutor | None = None
+        self.engine = engine or engine_of()
+        self.used: set[str] = set()
+        self.groups = set(fingerprint.of_kind("group"))
+        self._rich = Rich(fingerprint, every)
+        self._held: dict[str, dict[tuple[str, int], Store]] = {}  # by group, the one used last at the end
+        self._pending: list[_Item] = []
+        self._waiting = 0
+        self._threads = threads or torch.get_num_threads()
+        self._pool, self._own = pool, pool is None
 
-    def add(self, name: str, states: Tensor, answer: Tensor | None, group: str = "") -> None:
-        """The rows of one sequence, states [T, L, Ht] and answer [T]."""
-        if group not in self._groups and len(self._groups) >= MOST_GROUPS:
+    def add(self, name: str, states: Tensor, answer: Tensor | None, group: str = "", token_ids: Tensor | None = None) -> None:
+        """The rows of one sequence: states [T, L, Ht], answer [T] bool, token_ids [T]."""
+        if group not in self.groups and len(self.groups) >= MOST_GROUPS:
             group = OTHERS
-        cells = self._held[group] = self._held.pop(group, {})
-        half, ranges = half_of(name), _ranges(len(states))
-        entries = list(states.unbind(1))
-
-        def measure(entry: int) -> tuple[Tensor, Tensor]:
-            return _measure(cells, entry, half, entries[entry], answer, ranges)
-
-        compiled = kernels.fits(entries[0])
-        workers = min(len(entries), torch.get_num_threads()) if compiled and states.nbytes >= ALONE else 1
-        with _threads_of_torch(1 if compiled else None):
-            if workers > 1 and self._pool is None:
-                self._pool = ThreadPoolExecutor(workers)
-            measured = list(map(measure, range(len(entries))) if workers == 1 or self._pool is None else
-                            self._pool.map(measure, range(len(entries))))
-            usual, norms = (torch.stack(part) for part in zip(*measured, strict=True))
-            self._whole_rows(usual & rich_rows(name, len(states), self.every), norms, states, ranges, group)
-        if bool(usual.any()):
-            self._groups.add(group)
-        size = 32 * self.fingerprint.width
-        while len(self._held) > 1 and size * sum(map(len, self._held.values())) > HELD:
-            self._hand_over(next(iter(self._held)))
+        engine = self.engine if self.engine.fits(states) else engine_of("torch")
+        self.used.add(engine.name)
+        self.groups.add(group)
+        shape = (states.shape[1], len(states))
+        self._pending.append(_Item(
+            name, states, None if answer is None else answer.cpu().numpy().astype(bool), token_ids, group, half_of(name), engine,
+            engine.view(states), np.empty(shape), np.empty(shape, np.int8),
+        ))
+        self._waiting += states.nbytes
+        if self._waiting >= BATCH:
+            self._take_up()
 
     def close(self) -> None:
         """Hand over what is held; more may be added afterwards."""
+        self._take_up()
         for group in list(self._held):
             self._hand_over(group)
-        if self._pool is not None:
+        with self._quiet():
+            self._rich.flush()
+        if self._pool is not None and self._own:
             self._pool.shutdown()
             self._pool = None
 
-    def _whole_rows(self, taken: Tensor, norms: Tensor, states: Tensor, ranges: dict[str, slice], group: str) -> None:
-        """Samples of the rows taken of each entry [L, T], by their norms [L, T], and cosines of rows that are taken of all."""
-        taken = taken & norms.isfinite()
-        for entry in range(len(taken)):
-            sample = self.fingerprint.samples.setdefault(entry, RowSample())
-            numbers = taken[entry].nonzero()[:, 0]
-            if len(numbers):
-                sample.update_finite(states[numbers, entry])
-        numbers = (taken & (norms > 0)).all(0).nonzero()[:, 0]
-        found = cosines_of(states[numbers])
-        for at, span in ranges.items():
-            piece = Cosines(len(taken))
-            stop = len(states) if span.stop is None else span.stop
-            piece.update_found(found[(numbers >= span.start) & (numbers < stop)])
-            if piece.count:
-                self.fingerprint.parts.setdefault(("position", at), Part()).cosines.merge(piece)
-                self.fingerprint.parts.setdefault(("group", group), Part()).cosines.merge(piece)
+    def _map(self, work: Callable[[Any], Any], over: Iterable[Any]) -> list[Any]:
+        if self._threads == 1 or self._waiting < ALONE or not self.engine.compiled:
+            return [work(one) for one in over]
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self._threads)
+        return list(self._pool.map(work, over))
+
+    def _take_up(self) -> None:
+        """Both passes over what is pending."""
+        batch, self._pending = self._pending, []
+        if not batch:
+            return
+        entries, width = batch[0].states.shape[1:]
+        for item in batch:
+            self._held[item.group] = self._held.pop(item.group, {})
+            self._store(item)
+        columns = _columns(width, self._threads // entries if self.engine.compiled else 1)
+        with self._quiet():
+            if len(columns) == 1 and all(len(item.blocks()) == 1 for item in batch):
+                self._map(partial(self._entry, batch), range(entries))
+            else:
+                for item in batch:
+                    self._in_parts(item, columns)
+            for item in batch:
+                self._rich.take(item.name, item.states, item.norms, item.cells >= 2, item.group, item.answer, item.token_ids)
+                self.fingerprint.between.add_sequence(item.norms, item.cells)
+        self._waiting = 0
+        while len(self._held) > 1 and sum(store.touched for held in self._held.values() for store in held.values()) > HELD:
+            self._hand_over(next(iter(self._held)))
+
+    def _entry(self, items: list[_Item], entry: int) -> None:
+        """Both passes over an entry of the items, one item after the other: what the first has read the second finds in cache."""
+        for item in items:
+            _measure(item, 0, len(item.states), entry)
+            self._add(item, self._begin(item, 0, None, entry), entry, 0, item.states.shape[2])
+
+    def _in_parts(self, item: _Item, columns: list[tuple[int, int]]) -> None:
+        """Both passes over an item too large to be mapped at once, or with more threads than entries."""
+        entries = range(item.states.shape[1])
+        blocks = item.blocks()
+        for start, stop in blocks:
+            self._map(partial(_measure, item, start, stop), entries)
+            if len(blocks) > 1:
+                release(item.states[start:stop], whole=item.states)
+        for start, stop in blocks:
+            plans = self._map(partial(self._begin, item, start, stop), entries)
+            self._map(lambda task: self._add(item, *task),
+                      [(plans[entry], entry, low, high) for entry in entries for low, high in columns])
+            if len(blocks) > 1:
+                release(item.states[start:stop], whole=item.states)
+
+    def _begin(self, item: _Item, start: int, stop: int | None, entry: int) -> Any:
+        return self._store(item).begin(item.view, entry, item.norms[entry, start:stop], item.cells[entry, start:stop], start)
+
+    def _add(self, item: _Item, plan: Any, entry: int, low: int, high: int) -> None:
+        self._store(item).add(item.view, entry, plan, low, high)
+
+    def _store(self, item: _Item) -> Store:
+        held = self._held.setdefault(item.group, {})
+        key = (item.engine.name, item.half)
+        if key not in held:
+            held[key] = item.engine.store(item.states.shape[1], item.states.shape[2])
+        return held[key]
 
     def _hand_over(self, group: str) -> None:
         made = self.fingerprint
-        for (entry, row_class, half, at), core in sorted(self._held.pop(group).items(), key=lambda held: held[0]):
-            found = core.statistics()
-            made.cells.setdefault((entry, row_class, half), Statistics()).merge(found)
-            if row_class in ORDINARY:
-                for part in (("position", at), ("group", group)):
-                    made.parts.setdefault(part, Part()).cells.setdefault((entry, row_class), Statistics()).merge(found)
+        for (_, half), store in sorted(self._held.pop(group).items()):
+            for entry, cell, found in store.results():
+                row_class, at = class_of(cell)
+                merge_into(made.cells, (entry, row_class, half), found)
+                if row_class in ORDINARY:
+                    names: tuple[tuple[Kind, str], ...] = (("position", name_of(at)), ("group", group))
+                    for part in names:
+                        merge_into(made.parts.setdefault(part, Part()).cells, (entry, row_class), found)
+
+    @contextmanager
+    def _quiet(self) -> Iterator[None]:
+        """torch with one thread: what is small is slower with several, the more so beside threads of ours."""
+        before = torch.get_num_threads()
+        if not self.engine.compiled or before == 1:
+            yield
+            return
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+
+
+def _measure(item: _Item, start: int, stop: int, entry: int) -> None:
+    """The first pass over rows of an entry; their cells once all norms are there."""
+    item.norms[entry, start:stop] = item.engine.norms(item.view, entry, start, stop)
+    if stop == len(item.states):
+        item.cells[entry] = item.engine.cells(item.norms[entry], item.answer)
+
+
+def _columns(width: int, parts: int) -> list[tuple[int, int]]:
+    """Channels in so many parts, none of fewer than 512, each beginning at a multiple of 64."""
+    parts = max(1, min(parts, width // 512))
+    edges = [width * part // parts // 64 * 64 for part in range(parts)] + [width]
+    return list(itertools.pairwise(edges))
 
 
 def add_sequence(
@@ -126,79 +233,11 @@ def add_sequence(
     tally.close()
 
 
-def _measure(
-    cells: dict[tuple[int, RowClass, int, str], Core], entry: int, half: int, rows: Tensor, answer: Tensor | None,
-    ranges: dict[str, slice],
-) -> tuple[Tensor, Tensor]:
-    """One entry's rows [T, H] into their cells; which are ordinary [T], and all norms [T]."""
-    norms = row_norms(rows)
-    by_class = dict(zip(CLASSES, _classes(norms, answer), strict=True))
-    for row_class, chosen in by_class.items():
-        numbers = chosen.nonzero()[:, 0]
-        if len(numbers) == 0:
-            continue
-        for at, span in ranges.items() if row_class in ORDINARY else [("", slice(0, None))]:
-            stop = len(rows) if span.stop is None else span.stop
-            held = numbers[(numbers >= span.start) & (numbers < stop)]
-            if len(held):
-                cells.setdefault((entry, row_class, half, at), Core()).update(rows, held, norms)
-    return by_class["answer"] | by_class["other"], norms
-
-
-@contextmanager
-def _threads_of_torch(number: int | None) -> Iterator[None]:
-    """torch with so many threads: what is small is slower with several, the more so beside threads of ours."""
-    before = torch.get_num_threads()
-    if number is None or number == before:
-        yield
-        return
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def rich_rows(name: str, count: int, every: int) -> Tensor:
-    """Which rows of a sequence go into what needs whole rows, one of `every` by a hash of name and position: [T] bool."""
-    if every == 1:
-        return torch.ones(count, dtype=torch.bool)
-    seed = np.frombuffer(hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=8).digest(), np.uint64)
-    with np.errstate(over="ignore"):  # products wrap around
-        key = seed + np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):  # the finaliser of SplitMix64
-            key = (key ^ (key >> np.uint64(shift))) * np.uint64(factor)
-    return torch.from_numpy((key ^ (key >> np.uint64(31))) % np.uint64(every) == 0)
-
-
-def share_of(sequences: int) -> int:
-    """Of how many rows one goes into what needs whole rows: all of a small source, of others what 64 sequences have, or more."""
-    return 1 if sequences < 2 * FULL else min(FULL, sequences // FULL)
-
-
-def _ranges(rows: int) -> dict[str, slice]:
-    """Ranges of positions by name, those that a sequence of so many rows reaches; the first row is in none."""
-    ends = (*POSITIONS[1:], None)
-    return {
-        f"{start} to {end - 1}" if end else f"{start} on": slice(start, end)
-        for start, end in zip(POSITIONS, ends, strict=True) if start < rows
-    }
-
-
 def classes_of(rows: Tensor, answer: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """First token, sinks, answer rows, other rows of one sequence [T, H]: four [T] bool that exclude each other.
 
     Rows that are not finite are in the class that they would be in without their values.
     """
-    return _classes(row_norms(rows), answer)
-
-
-def _classes(norms: Tensor, answer: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    usable = norms[norms.isfinite() & (norms > 0)]
-    bar = SINK * usable.median() if len(usable) else torch.tensor(torch.inf, dtype=torch.float64)
-    first = torch.zeros(len(norms), dtype=torch.bool)
-    first[:1] = True
-    sink = (norms > bar) & norms.isfinite() & ~first
-    rest = ~first & ~sink
-    answered = torch.zeros_like(first) if answer is None else answer
-    return first, sink, rest & answered, rest & ~answered
+    cells = torch.from_numpy(cells_of(row_norms(rows).numpy(), None if answer is None else answer.numpy().astype(bool)))
+    assert CELLS == 2 + 2 * RANGES
+    return cells == 0, cells == 1, (cells >= 2) & (cells < 2 + RANGES), cells >= 2 + RANGES

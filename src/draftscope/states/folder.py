@@ -140,6 +140,7 @@ class FileSource(Generic[Item]):
         skipped: what was passed over so far, each once.
         notes: what was done to the data on the way in, and metadata that could not be used, each once.
         skip_bad: count a file that was named directly as passed over instead of raising.
+        narrow: leave eight-bit states as they are stored.
 
     Raises:
         DraftscopeError: while iterating, when a file that was named directly cannot be read, or no file at all could.
@@ -154,7 +155,7 @@ class FileSource(Generic[Item]):
         self.chosen = chosen or "format named by the user"
         self.files = files
         self.skipped = list(others)
-        self.skip_bad = False
+        self.skip_bad = self.narrow = False
         self._passed: set[tuple[str, int]] = set()
         self.notes: list[str] = list(notes)
         self._read: Callable[[Place, list[str]], Item | list[Item | Skipped]] = read
@@ -191,7 +192,7 @@ class FileSource(Generic[Item]):
         finally:
             stopping.heed()
         for item in held if isinstance(held, list) else [held]:
-            if not isinstance(item, Skipped):
+            if not isinstance(item, Skipped) and not self.narrow:
                 widened(item, notes.append)
         for note in notes:
             if note not in self.notes and len(self.notes) < NOTES:

@@ -6,12 +6,10 @@ in a URL are used and never shown.
 
 from __future__ import annotations
 
-import atexit
 import io
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +18,7 @@ from typing import Any, TypeVar
 from urllib.parse import unquote
 
 from draftscope.errors import DraftscopeError, UsageError
+from draftscope.states.leftover import lasting_workspace, workspace
 
 URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 BUCKETS = frozenset({"s3", "s3a"})
@@ -104,6 +103,12 @@ class Remote:
         if not self._info:
             raise FileNotFoundError(2, "No such file", self._shown)
         return int(self._info.get("size") or 0)
+
+    def tag(self) -> str:
+        """What the store says of this version of the file (its ETag, else when it was changed); empty where it says nothing."""
+        self._type()
+        held = self._info or {}
+        return next((str(held[key]) for key in ("ETag", "etag", "LastModified", "mtime", "created") if held.get(key)), "")
 
     def _type(self) -> str:
         if self._info is None:
@@ -322,8 +327,8 @@ def local_copy(path: Place) -> Iterator[Path]:
     if not isinstance(path, Remote):
         yield path
         return
-    with tempfile.TemporaryDirectory(prefix="draftscope-") as folder:
-        target = Path(folder) / path.name
+    with workspace() as folder:
+        target = folder / path.name
         _copy(path, target)
         yield target
 
@@ -351,9 +356,7 @@ def model_folder(given: str | Place) -> Path:
     if not path.is_dir():
         raise DraftscopeError("is not a folder" if path.exists() else "does not exist", where=str(path),
                               remedy="Name the folder of a checkpoint")
-    outer = tempfile.mkdtemp(prefix="draftscope-")
-    atexit.register(shutil.rmtree, outer, ignore_errors=True)
-    folder = Path(outer) / (path.name or "checkpoint")
+    folder = lasting_workspace() / (path.name or "checkpoint")
     folder.mkdir()
     for file in matching(path, MODEL_FILES):
         assert isinstance(file, Remote)

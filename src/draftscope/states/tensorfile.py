@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -19,6 +18,7 @@ from draftscope import stopping
 from draftscope.errors import DraftscopeError
 from draftscope.states.dtypes import is_floats
 from draftscope.states.errors import Cause, StatesError
+from draftscope.states.leftover import temporary
 from draftscope.states.places import Place, Remote, size_of
 from draftscope.states.ranged import Ranged
 from draftscope.text import visible
@@ -159,19 +159,19 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor | None], metadata: Map
     if path.exists() and not path.is_file():
         raise DraftscopeError("is no regular file, and a device or folder is not replaced by one", where=str(path),
                               remedy="Name a file")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    part = temporary(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.touch()
-        mode = temporary.stat().st_mode & 0o777
-        save_file(held, temporary, metadata=texts or None)
-        temporary.chmod(mode)  # safetensors writes 0600, whatever the umask says
-        temporary.replace(path)
+        part.touch()
+        mode = part.stat().st_mode & 0o777
+        save_file(held, part, metadata=texts or None)
+        part.chmod(mode)  # safetensors writes 0600, whatever the umask says
+        part.replace(path)
     except (OSError, SafetensorError) as error:
         raise DraftscopeError(f"cannot be written ({_reason(error)})", where=str(path)) from None
     finally:
         with suppress(OSError):
-            temporary.unlink(missing_ok=True)
+            part.unlink(missing_ok=True)
 
 
 def read_json(path: Place, limit: int = 16 * 2**20) -> Any:

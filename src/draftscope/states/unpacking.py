@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from draftscope.states.errors import StatesError
+from draftscope.states.leftover import workspace
 from draftscope.states.places import Place
 
 RATIO = 64
@@ -46,8 +47,8 @@ def unpacked(path: Path, named: Place | None = None) -> Iterator[Path]:
     if declared > free - RESERVE:
         raise StatesError(f"needs {declared:,} bytes unpacked, more than {tempfile.gettempdir()} has to spare", cause="broken",
                           where=str(named), remedy="Set TMPDIR to a larger disk")
-    with tempfile.TemporaryDirectory(prefix="draftscope-") as folder:
-        target = Path(folder) / path.name.removesuffix(".gz")
+    with workspace() as folder:
+        target = folder / path.name.removesuffix(".gz")
         _unpack(path, target, named, min(limit, max(free - RESERVE, FLOOR)), size)
         yield target
 

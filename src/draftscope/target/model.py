@@ -18,9 +18,8 @@ from draftscope.states.tensorfile import read_json
 from draftscope.target.cache import Branches, RaggedCache
 from draftscope.target.families import family_of, lacks_cache
 from draftscope.target.parts import TargetParts, assemble, read_config, tensor_files, text_prefix
+from draftscope.target.ranks import MLPS, shares
 from draftscope.target.sizes import check_model, check_sizes, read_shapes
-
-MLPS = ("mlp", "block_sparse_moe", "feed_forward")
 
 
 @dataclass(slots=True)
@@ -128,7 +127,7 @@ class Target:
         streams, partials = self._needed(taps)
         run = self.run(ids, streams, partials, cache=cache, rows=rows, branches=branches)
         last = run.streams[self.layers]
-        found = [_pick(tap, run) for tap in taps]
+        found = [self._first_share(tap, run) if tap.ranks else _pick(tap, run) for tap in taps]
         return Forward(torch.stack(found, -2) if found else last.new_empty(*last.shape[:2], 0, self.width), last, run.post)
 
     def run(
@@ -144,6 +143,18 @@ class Target:
                              "cache": cache, "use_cache": True}
             post: Tensor = self._body(ids.to(self.device), **arguments).last_hidden_state
         return Run(held, between, post)
+
+    def shares(self, boundary: int, partial: Tensor, ranks: int) -> Tensor | None:
+        """`ranks.shares` of layer `boundary` - 1, of the stream between its attention and MLP [..., Ht]."""
+        return shares(self._layers[boundary - 1], self.family.mlp_input, partial, ranks)
+
+    def _first_share(self, tap: Boundary, run: Run) -> Tensor:
+        partial = run.partials[tap.index]
+        found = self.shares(tap.index, partial, tap.ranks)
+        if found is None:
+            raise UsageError(f"the MLP of layer {tap.index - 1} is not one that {tap.ranks} ranks share here",
+                             remedy="Take whole streams, or another number of ranks")
+        return partial + found[..., 0, :]
 
     def check_taps(self, taps: Sequence[Boundary]) -> None:
         """Raise UsageError if a tap is not one of the target's."""

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from draftscope.errors import DraftscopeError
+from draftscope.states.leftover import lasting_workspace
 from draftscope.states.places import Place, Remote, matching, place
 from draftscope.states.tensorfile import TensorFile, read_index, read_json
 from draftscope.target.families import embed_scale, family_of
@@ -226,9 +224,7 @@ def target_folder(given: str | Place) -> Path:
     if not isinstance(at, Remote):
         return at
     parts = read_parts(at)
-    outer = tempfile.mkdtemp(prefix="draftscope-")
-    atexit.register(shutil.rmtree, outer, ignore_errors=True)
-    folder = Path(outer) / (at.name or "target")
+    folder = lasting_workspace() / (at.name or "target")
     folder.mkdir()
     (folder / "config.json").write_bytes((at / "config.json").read_bytes())
     names = {"model.embed_tokens.weight": parts.embedding, "model.norm.weight": parts.norm_weight}

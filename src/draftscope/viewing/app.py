@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from draftscope.report.html import page, policy, rendered
+from draftscope.report.html import page, policy, render
 from draftscope.viewing.pairs import beside
 from draftscope.viewing.runs import Run, Runs
 from draftscope.viewing.work import working
@@ -46,7 +46,7 @@ def viewer(root: Path, token: str, host: str = "127.0.0.1") -> Starlette:
         return asked
 
     def listed(request: Request) -> Response:
-        return HTMLResponse(rendered("runs.html", root=runs.root.name, runs=runs.all(), now=time.time()))
+        return HTMLResponse(render("runs.html", root=runs.root.name, runs=runs.all(), now=time.time()))
 
     def one(request: Request) -> Response:
         run = runs.get(request.path_params["id"])
@@ -58,10 +58,10 @@ def viewer(root: Path, token: str, host: str = "127.0.0.1") -> Starlette:
             return _missing()
         first, second = (run for run in chosen if run is not None)
         assert first.diagnosis is not None and second.diagnosis is not None
-        return HTMLResponse(rendered("pair.html", first=first, second=second, rows=beside(first.diagnosis, second.diagnosis)))
+        return HTMLResponse(render("pair.html", first=first, second=second, rows=beside(first.diagnosis, second.diagnosis)))
 
     def work(request: Request) -> Response:
-        return HTMLResponse(rendered("work.html", works=working(runs.root)))
+        return HTMLResponse(render("work.html", works=working(runs.root)))
 
     return Starlette(routes=[
         Route("/{token}/", guarded(listed)), Route("/{token}/run/{id}", guarded(one)), Route("/{token}/pair", guarded(two)),
