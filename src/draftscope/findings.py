@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from draftscope.showing import Shown
 from draftscope.views import Views
 
 NOT_REPLAYED = "the draft was not replayed"
@@ -228,7 +229,7 @@ class Applied(Model):
     says: str
 
 
-class Diagnosis(Model):
+class Diagnosis(Model, Shown):
     """The whole answer."""
 
     schema_: Literal["draftscope.diagnosis/1"] = Field("draftscope.diagnosis/1", alias="schema")

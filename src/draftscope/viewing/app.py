@@ -6,7 +6,6 @@ An address holds a random token, which is the only key, and ids; never a path. W
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -46,7 +45,9 @@ def viewer(root: Path, token: str, host: str = "127.0.0.1") -> Starlette:
         return asked
 
     def listed(request: Request) -> Response:
-        return HTMLResponse(render("runs.html", root=runs.root.name, runs=runs.all(), now=time.time()))
+        found = runs.all()
+        chosen = [run.id for run in found if run.diagnosis is not None][:2] or [""]
+        return HTMLResponse(render("runs.html", root=runs.root.name, runs=found, chosen=chosen))
 
     def one(request: Request) -> Response:
         run = runs.get(request.path_params["id"])

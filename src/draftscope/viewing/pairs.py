@@ -11,7 +11,7 @@ from draftscope.text import interval, number
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One figure of both; `differs` where the two are not the same."""
+    """One figure of both; `differs` where both have it and not the same."""
 
     name: str
     first: str
@@ -20,7 +20,7 @@ class Row:
 
     @property
     def differs(self) -> bool:
-        return self.first != self.second
+        return self.first != self.second and "–" not in (self.first, self.second)
 
 
 def beside(first: Diagnosis, second: Diagnosis) -> list[Row]:

@@ -73,8 +73,9 @@ class Runs:
         else:
             try:
                 diagnosis = Diagnosis.model_validate_json(text)
-            except (ValidationError, ValueError, RecursionError) as error:
-                wrong = visible(str(error).splitlines()[0], 160)
+            except ValidationError as error:
+                first = error.errors()[0]
+                wrong = visible(f"{'.'.join(map(str, first['loc'])) or 'the file'}: {first['msg']}", 160)
         run = Run(hashlib.blake2b(os.fsencode(name), digest_size=8).hexdigest(), name, path, held.st_mtime, diagnosis, wrong)
         self._known[key] = run
         return run
