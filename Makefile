@@ -4,7 +4,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/pytest -q -n 2 --dist worksteal
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-embedded test-remote test-ray test-foreign test-vllm test-peers test-sglang lint drill docs-faults draft bench-generate bench-capture bench-train bench-scan schemas lock clean test-docs docs docs-pages docs-tutorial wheel
+.PHONY: help venv demo test test-embedded test-remote test-ray test-browser test-foreign test-vllm test-peers test-sglang lint drill docs-faults draft bench-generate bench-capture bench-train bench-scan schemas lock clean test-docs docs docs-pages docs-tutorial wheel
 WORK ?= $(HOME)/.cache/draftscope/embedded-train
 DRILL ?= $(HOME)/.cache/draftscope/drill
 STRONG ?= tests/data/narrow
@@ -29,6 +29,10 @@ test-embedded: .venv/ready ## the tests on the embedded pair
 test-remote: .venv/ready ## the tests over S3 and ssh, both on this machine (sshd: Debian's openssh-server)
 	@scripts/env-remote "$(PYTHON)"
 	$(PYTEST) -m remote $(ARGS)
+
+test-browser: .venv/ready ## the report and the viewer in a real browser (Debian's chromium, or DRAFTSCOPE_CHROMIUM)
+	@scripts/env-browser "$(PYTHON)"
+	$(PYTEST) -n 0 -m browser $(ARGS)
 
 test-ray: .venv/ready ## the tests on a Ray cluster of several nodes, all on this machine
 	@scripts/env-ray "$(PYTHON)"

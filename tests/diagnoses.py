@@ -23,8 +23,11 @@ from draftscope.findings import (
     Rung,
     SlotNorms,
 )
+from draftscope.views import Breakdown, Learning, Part, Request, SlotChannels, SlotComponents, Status, Views
 
-HOSTILE = "</style></script><script>alert(1)</script><img src=x onerror=alert(1)>\x1b[31m\u202eevil\n[bold red]{{7*7}}"
+HOSTILE = "</style></script><script>alert(1)</script><img src=x onerror=alert(1)>\x1b[31m\u202eevil\n[bold red]{{7*7}}\x00"
+LONG = (HOSTILE + "/") * 120
+"""A name of more than 10 kB."""
 
 
 def rung(length: float, joint: list[float], *, held_out: bool | None = None, interval: tuple[float, float] | None = None) -> Rung:
@@ -92,6 +95,48 @@ def suspected() -> Finding:
     )
 
 
+def views() -> Views:
+    """Every figure: slot 0 holds something else, the others what they were trained on; channel 5 of slot 1 stands out."""
+    cloud = [(float(i % 5 - 2), float(i // 5 - 2)) for i in range(25)]
+    channels = [0.5 + 0.01 * c for c in range(16)]
+    standing = [*channels[:5], 60.0, *channels[6:]]
+    status: list[Status] = ["prompt", "prompt", "own", "accepted", "accepted", "instead", *["accepted"] * 3, "bonus"]
+    text = ["<|im_start|>", "user\n", "The", " cat", " sat", " down", " and", " then", " it", " slept"]
+
+    def broken_down(by: str, names: list[str], rung: str, lengths: list[float]) -> Breakdown:
+        parts = [Part(name=name, rounds=120 - 30 * i, sequences=12, length=length, interval=(length - 0.1, length + 0.1),
+                      first=0.5) for i, (name, length) in enumerate(zip(names, lengths, strict=True))]
+        return Breakdown(by=by, rung=rung, k=3, parts=parts)  # type: ignore[arg-type]
+
+    return Views(
+        channels=[
+            SlotChannels(slot=0, width=4096, train_rows=900, serve_rows=800, channel=list(range(16)), train=channels,
+                         serve=[2 * c for c in channels], alike=0.02, correlation=0.4),
+            SlotChannels(slot=1, width=4096, train_rows=900, serve_rows=800, channel=list(range(16)), train=standing,
+                         serve=standing, outliers=[5], alike=0.99, correlation=1.0),
+        ],
+        components=[
+            SlotComponents(slot=0, explained=(0.4, 0.1), train=cloud, serve=[(x + 9, y) for x, y in cloud]),
+            SlotComponents(slot=1, explained=(0.3, 0.2), train=cloud, serve=[(y, x) for x, y in cloud]),
+        ],
+        requests=[Request(
+            name="request-007.safetensors", why="the request nearest to the accept length of all", recorded=True, first=30,
+            cut=12, length=2.0, rounds=9, ids=list(range(100, 110)), text=text, status=status,
+            drafted=[-1] * 5 + [77] + [-1] * 4, drafted_text=[""] * 5 + [" up"] + [""] * 4,
+            cosines=[[0.1 * i for i in range(10)], [0.99] * 9 + [None]], places=["boundary 2", "boundary 15"],
+        )],
+        breakdowns=[
+            broken_down("context", ["0 to 99", "100 to 300"], "trained", [2.3, 2.3]),
+            broken_down("context", ["0 to 99", "100 to 300"], "measured", [1.9, 1.2]),
+            broken_down("kind", ["code", "question"], "trained", [2.6, 2.1]),
+            broken_down("kind", ["code", "question"], "measured", [1.31, 1.3]),
+        ],
+        learning=Learning(format="SpecForge", records=500, step=[10 * i for i in range(1, 51)],
+                          loss=[8 - 0.1 * i for i in range(50)], rate=[1e-4] * 50, uniform=10.4, held_what="accuracy",
+                          held_step=[100, 300, 500], held=[0.4, 0.55, 0.5], restarts=[250]),
+    )
+
+
 def case() -> Diagnosis:
     """The case this project starts from, on a target of 30 layers; figures invented, of a plausible size."""
     return Diagnosis(
@@ -113,6 +158,7 @@ def case() -> Diagnosis:
         steps=["states cast from bfloat16 to float32", "12 rejected rows left out of 9,132"],
         next=["reference: the target was given as parts only; give a folder with weights"],
         provenance={"draftscope": "0.1.0", "serve": {"path": "capture/", "engine": "sglang", "engine_version": "0.5.23"}},
+        views=views(),
     )
 
 
@@ -166,6 +212,16 @@ def hostile() -> Diagnosis:
     diagnosis.matched = diagnosis.power = diagnosis.provenance = {HOSTILE: {HOSTILE: HOSTILE}}
     diagnosis.findings[1].fault = HOSTILE
     diagnosis.next = diagnosis.steps = [HOSTILE]
+    shown, curve = diagnosis.views.requests[0], diagnosis.views.learning
+    shown.name = shown.why = LONG
+    shown.text = [HOSTILE, "\x00\u202e", "", *[HOSTILE] * (len(shown.ids) - 3)]
+    shown.drafted_text, shown.places = [HOSTILE] * len(shown.ids), [HOSTILE, HOSTILE]
+    assert curve is not None
+    curve.format = curve.held_what = HOSTILE
+    for one in diagnosis.views.breakdowns:
+        one.rung = HOSTILE
+        for part in one.parts:
+            part.name = HOSTILE
     diagnosis.explained = {HOSTILE: HOSTILE}
     diagnosis.findings[0].fix.patch = Patch(config={HOSTILE: HOSTILE}, tensors={HOSTILE: HOSTILE})
     diagnosis.repair = 2 * [Mended(fault=HOSTILE, where=[HOSTILE], length=None, nll=None)]

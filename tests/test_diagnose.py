@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import statistics
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from draftscope.errors import DraftscopeError, UsageError
 from draftscope.faults import fault
 from draftscope.faults.plant import Plant
 from draftscope.faults.rig import Run
+from draftscope.findings import Diagnosis
 
 BOUNDARIES = (2, 4, 5)
 
@@ -45,6 +47,30 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def _views_are_whole(found: Diagnosis) -> None:
+    """Every view agrees with what the diagnosis says elsewhere."""
+    views = found.views
+    assert [c.slot for c in views.channels] == [0, 1, 2, -1]
+    assert views.channels[0].alike == 0
+    assert views.channels[3].alike is not None
+    assert views.channels[3].alike > 0.9  # the last state was served as trained
+    assert all(sum(slot.explained) <= 1 for slot in views.components)
+    for request in views.requests:
+        assert request.recorded
+        slots = [statistics.median(v for v in column if v is not None) for column in request.cosines]
+        assert slots[0] < 0.4 < slots[2] < 0.99  # the embedding, and a neighbouring boundary
+        assert len(request.ids) == len(request.status) == len(request.text) == len(request.drafted)
+    ladder = {"trained": found.acceptance.trained, "as read": found.acceptance.as_read, "measured": found.acceptance.measured}
+    for one in views.breakdowns:
+        rung = ladder[one.rung]
+        assert rung is not None
+        assert sum(part.rounds for part in one.parts) == rung.rounds
+        pooled = sum((part.length or 0) * part.rounds for part in one.parts) / rung.rounds
+        assert pooled == pytest.approx(rung.length, rel=0.01)  # exactly, but for rounds that are censored
+    assert {one.by for one in views.breakdowns} == {"context", "kind"}
+    assert views.learning is None
+
+
 def test_case_is_told_whole(case: Run) -> None:
     found = diagnose(Inputs(train=case.train, serve=case.serve, draft=case.draft, target=TARGET, metrics=case.metrics))
     first = found.findings[0]
@@ -60,6 +86,7 @@ def test_case_is_told_whole(case: Run) -> None:
     # What slot 1 was trained on slot 2 now holds.
     trained, served = found.norms.train[1].classes["first"], found.norms.serve[2].classes["first"]
     assert served.quantiles[5] == pytest.approx(trained.quantiles[5], rel=0.05)
+    _views_are_whole(found)
     assert any("labels are wrong" in c and "embed" in c for c in first.caveats)
     assert not any("something is left" in c for c in first.caveats)
     assert first.fix.config["vllm@0.32"]["eagle_aux_hidden_state_layer_ids"] == [2, 4, 5]

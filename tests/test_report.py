@@ -5,13 +5,14 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+import json
 import re
 from collections.abc import Callable
 from html import unescape
 from html.parser import HTMLParser
 
 import pytest
-from diagnoses import HOSTILE, case, clean, hostile, large, mended, placed, rung, slot_norms, undecided
+from diagnoses import HOSTILE, case, clean, hostile, large, mended, placed, rung, slot_norms, suspected, undecided
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
@@ -19,20 +20,22 @@ from rich.console import Console
 from draftscope.diagnose.norms import AT
 from draftscope.diagnose.verdict import SPANS
 from draftscope.findings import Diagnosis, Norms, RowNorms, SlotNorms
-from draftscope.report import curves, figures, words
+from draftscope.report import clouds, curves, figures, parts, strip, words
 from draftscope.report.drawing import decades
 from draftscope.report.html import page
-from draftscope.report.terminal import show
+from draftscope.report.terminal import LINES, show
 from draftscope.text import sentence, visible
 
 EXAMPLES = {"case": case, "clean": clean, "undecided": undecided, "hostile": hostile, "large": large, "mended": mended}
 
 
-def story(diagnosis: Diagnosis, width: int = 100, encoding: str = "utf-8", *, terminal: bool = False) -> str:
+def story(
+    diagnosis: Diagnosis, width: int = 100, encoding: str = "utf-8", *, terminal: bool = False, lines: int | None = None,
+) -> str:
     stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="strict")
     colour = "truecolor" if terminal else "auto"
     console = Console(file=stream, width=width, markup=False, highlight=False, force_terminal=terminal, color_system=colour)
-    show(diagnosis, console)
+    show(diagnosis, console, lines)
     stream.flush()
     return stream.buffer.getvalue().decode(encoding)
 
@@ -79,11 +82,49 @@ def test_the_story_tells_the_case() -> None:
 
 
 @pytest.mark.parametrize("example", EXAMPLES.values(), ids=EXAMPLES)
-@pytest.mark.parametrize("width", [60, 72, 80, 100, 200])
+@pytest.mark.parametrize("width", [60, 72, 80, 120, 200])
 def test_the_story_fits_its_width_and_has_no_trailing_blanks(example: Callable[[], Diagnosis], width: int) -> None:
-    for line in story(example(), width).splitlines():
-        assert len(line) <= width
-        assert line == line.rstrip()
+    for lines in (None, LINES):
+        for line in story(example(), width, lines=lines).splitlines():
+            assert len(line) <= width
+            assert line == line.rstrip()
+
+
+@pytest.mark.parametrize("example", EXAMPLES.values(), ids=EXAMPLES)
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_the_story_has_forty_lines_at_most(example: Callable[[], Diagnosis], width: int) -> None:
+    diagnosis = example()
+    short, whole = story(diagnosis, width, lines=LINES), story(diagnosis, width)
+    assert len(short.splitlines()) <= LINES == 40
+    if len(whole.splitlines()) <= LINES:
+        assert short == whole
+    else:
+        assert short.rstrip().endswith("All of it, with figures and steps: --html, --json")
+    escaped = short.replace("\n", " ")
+    assert escaped.startswith(diagnosis.verdict)
+    if diagnosis.findings and example is not hostile:
+        told = " ".join(escaped.split())
+        first = diagnosis.findings[0]
+        assert f"1. {first.fault} {first.strength}" in told
+        assert "1.31 now → 2.24 fixed [2.17, 2.31]" in told
+        assert "fix Do not capture the embedding" in told
+        assert "found slot 0 holds the embedding, wanted boundary 2" in told
+        for consumer, settings in first.fix.config.items():
+            assert "".join(f"{consumer} {json.dumps(settings)}".split()) in "".join(escaped.split())
+    assert "\x1b" not in short
+
+
+def test_a_terminal_gets_the_same_story_as_a_pipe() -> None:
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", story(case(), 80, terminal=True, lines=LINES))
+    assert [line.rstrip() for line in plain.splitlines()] == story(case(), 80, lines=LINES).splitlines()
+
+
+def test_findings_beyond_the_first_are_told_shortly_where_there_is_no_room() -> None:
+    diagnosis = case()
+    diagnosis.findings += [suspected().model_copy(update={"fault": f"other-{i}"}) for i in range(9)]
+    short = story(diagnosis, 60, lines=LINES)
+    assert len(short.splitlines()) <= LINES
+    assert re.search(r"\d+ more findings: --json, --html", short)
 
 
 @pytest.mark.parametrize("example", EXAMPLES.values(), ids=EXAMPLES)
@@ -128,9 +169,14 @@ def test_the_page_asks_for_nothing_and_runs_nothing(example: Callable[[], Diagno
     text = page(example())
     parsed = Page(text)
     names = {tag for tag, _ in parsed.tags}
-    assert not names & {"a", "base", "embed", "foreignobject", "form", "iframe", "image", "img", "link", "object", "script"}
-    for _, attributes in parsed.tags:
-        assert not [key for key in attributes if key.startswith("on") or key in ("src", "href", "style", "xlink:href", "srcset")]
+    assert not names & {"base", "embed", "foreignobject", "form", "iframe", "image", "img", "link", "object", "script"}
+    places = {attributes.get("id") for _, attributes in parsed.tags} - {None}
+    for tag, attributes in parsed.tags:
+        assert not [key for key in attributes if key.startswith("on")]
+        assert not attributes.keys() & {"src", "style", "xlink:href", "srcset", "action"}
+        if "href" in attributes:
+            assert tag == "a"
+            assert str(attributes["href"]).removeprefix("#") in places
     assert "url(" not in parsed.style
     assert "@import" not in parsed.style
     assert len(text) < 3_000_000
@@ -310,6 +356,9 @@ def test_ticks_are_round_and_few(low: float, high: float) -> None:
     assert all(f"{tick:.0e}"[0] in "1235" and float(f"{tick:.0e}") == tick for tick in ticks)
 
 
+VOID = ("meta", "rect", "line", "polyline", "circle", "path", "input")
+
+
 class Outline(HTMLParser):
     """Headings, figures and what a keyboard reaches."""
 
@@ -341,11 +390,11 @@ class Outline(HTMLParser):
         if tag in ("td", "th"):
             self.columns[-1] += 1
             assert tag == "td" or held.get("scope") in ("row", "col")
-        if tag not in ("meta", "rect", "line", "polyline", "circle"):
+        if tag not in VOID:
             self._open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
-        if tag not in ("rect", "line", "polyline", "circle"):
+        if tag not in VOID:
             assert self._open.pop() == tag
 
 
@@ -371,6 +420,8 @@ def test_every_figure_has_its_sentence_and_its_data(example: Callable[[], Diagno
 
 def test_tables_are_as_wide_as_their_heads() -> None:
     for shown in (figures.ladder(case()), figures.positions(case()), curves.lags(case()), curves.norms(case()),
+                  clouds.channels(case()), clouds.components(case()), parts.breakdown(case(), "context"),
+                  parts.breakdown(case(), "kind"), parts.learning(case()), *strip.strips(case()),
                   *map(figures.heatmap, figures.heatmaps(case()))):
         assert shown is not None
         assert {len(row) for row in shown.table.rows} == {len(shown.table.head)}
@@ -379,8 +430,8 @@ def test_tables_are_as_wide_as_their_heads() -> None:
 def test_the_page_has_both_schemes_and_prints() -> None:
     style = Page(page(case())).style
     assert "@media screen and (prefers-color-scheme: dark)" in style
-    assert "details::details-content" in style.split("@media print")[1]
-    used = set(re.findall(r'class="([a-z0-9 ]+)"', page(large())))
+    assert "details:not(.long)::details-content" in style.split("@media print")[1]
+    used = set(re.findall(r'class="([a-z0-9 ]+)"', page(large()) + page(case())))
     plain = {"d0", "h10", "wiring"}  # an unbroken line, a full colour, the colour of most verdicts
     for name in {name for names in used for name in names.split()} - plain:
         assert f".{name}" in style, name

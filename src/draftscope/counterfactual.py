@@ -17,6 +17,7 @@ from draftscope.eagle3.reading import Reading
 from draftscope.eagle3.replay import Replay, compare, replay
 from draftscope.eagle3.tree import TreeShape, claimed, claimed_depth
 from draftscope.errors import DraftscopeError, UsageError
+from draftscope.showing import Shown
 from draftscope.states.opening import open_source
 from draftscope.states.places import Place, place
 from draftscope.states.types import Sample, Source, Trace, from_sample, from_trace
@@ -86,7 +87,7 @@ class Tree(findings.Model):
     nodes: int
 
 
-class Replays(BaseModel):
+class Replays(BaseModel, Shown):
     """The whole answer; `rungs` in the order drafts, then sets, the draft without edits first. No tree: chains."""
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)

@@ -6,6 +6,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from draftscope.showing import Shown
+from draftscope.views import Views
+
 NOT_REPLAYED = "the draft was not replayed"
 """How the entry of `next` begins that says why the ladder has no replayed rungs."""
 
@@ -226,7 +229,7 @@ class Applied(Model):
     says: str
 
 
-class Diagnosis(Model):
+class Diagnosis(Model, Shown):
     """The whole answer.
 
     Attributes:
@@ -259,6 +262,7 @@ class Diagnosis(Model):
     """By fault id, asked for with `--explain`: why it was, or was not, named, and where."""
     absorbed: Absorbed | None = None
     applied: Applied | None = None
+    views: Views = Field(default_factory=Views, description="what the report draws besides")
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 

@@ -15,6 +15,7 @@ import random
 import stat
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,12 +110,30 @@ class Ui:
             write_text(self.html, render())
 
     @contextlib.contextmanager
-    def progress(self, what: str, total: float | None = None, unit: str = "") -> Iterator[Callable[..., None]]:
+    def progress(
+        self, what: str, total: float | None = None, unit: str = "", beside: Path | None = None,
+    ) -> Iterator[Callable[..., None]]:
         """Progress with rate and time left, on an interactive stderr only.
+
+        Args:
+            beside: an output, beside which how far the work is stands in a file of its own while it lasts.
 
         Yields:
             advance(amount=1, *, what=None, total=None).
         """
+        with self._shown(what, total, unit) as advance:
+            if beside is None:
+                yield advance
+                return
+            with Noted(beside, what, total, unit) as noted:
+                def both(amount: float = 1, *, what: str | None = None, total: float | None = None) -> None:
+                    noted.add(amount, total)
+                    advance(amount, what=what, total=total)
+
+                yield both
+
+    @contextlib.contextmanager
+    def _shown(self, what: str, total: float | None, unit: str) -> Iterator[Callable[..., None]]:
         if self.quiet or not self.errors.is_terminal:
             yield lambda amount=1, *, what=None, total=None: None
             return
@@ -126,6 +145,35 @@ class Ui:
                 bar.update(task, advance=amount, total=total, description=None if what is None else visible(what, 40))
 
             yield advance
+
+
+class Noted:
+    """How far a long work is, in `NAME.progress.json` beside its output (draftscope.progress/1); gone when the work ends.
+
+    Written at most once a second; what cannot be written is left, since the work matters more.
+    """
+
+    def __init__(self, output: Path, what: str, total: float | None, unit: str) -> None:
+        self.path = output.with_name(f"{output.name}.progress.json")
+        self.held: dict[str, Any] = {"schema": "draftscope.progress/1", "what": what, "done": 0.0, "total": total, "unit": unit,
+                                     "started": time.time(), "updated": time.time()}
+        self._written = -math.inf
+
+    def __enter__(self) -> Noted:
+        self.add(0, None)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(OSError):
+            self.path.unlink(missing_ok=True)
+
+    def add(self, amount: float, total: float | None) -> None:
+        self.held["done"] += amount
+        self.held["total"] = self.held["total"] if total is None else total
+        if time.monotonic() - self._written >= 1:
+            self._written, self.held["updated"] = time.monotonic(), time.time()
+            with contextlib.suppress(DraftscopeError):
+                write_json(self.path, self.held)
 
 
 class _Done(ProgressColumn):

@@ -14,6 +14,7 @@ import typer
 from draftscope.cli.common import (
     FormatOption,
     JsonOption,
+    Noted,
     QuietOption,
     SkipBadOption,
     ThreadsOption,
@@ -181,7 +182,8 @@ def _scanned(ui: Ui, path: str, out: Path, format: str | None, asked: _Asked, re
         keep("nothing was counted to its end yet")
     else:
         keep("nothing was written")
-    with front(ui.errors, f"scanning {source.path}", ui.quiet) as (shown, on_progress):
+    what = f"scanning {source.path}"
+    with front(ui.errors, what, ui.quiet) as (shown, on_progress), Noted(out, what, None, "files") as noted:
         def on_kept(done: int, of: int) -> None:
             shown.kept = f"{done:,} of {of:,} files are safe in {partial_of(out).name}"
             keep(f"{shown.kept}; go on with --resume")
@@ -189,6 +191,7 @@ def _scanned(ui: Ui, path: str, out: Path, format: str | None, asked: _Asked, re
         def on_item(progress: Progress) -> None:
             taken.append((progress.done, progress.rows, progress.size))
             del taken[1:-1]
+            noted.add(progress.done - noted.held["done"], progress.of)
             on_progress(progress)
 
         taken: list[tuple[int, int, int]] = []

@@ -29,6 +29,7 @@ from draftscope.errors import DraftscopeError
 from draftscope.scan.fingerprint import CLASSES, ORDINARY, Fingerprint, RowClass, Statistics, is_fingerprint, load_fingerprint
 from draftscope.scan.scan import scan
 from draftscope.scan.served import is_statistics, load_statistics
+from draftscope.showing import Shown
 from draftscope.states.opening import open_source
 from draftscope.states.places import Place, place
 from draftscope.states.types import Source
@@ -107,7 +108,7 @@ class Candidate(Model):
     says: str
 
 
-class Comparison(Model):
+class Comparison(Model, Shown):
     """Two sources held against each other (`draftscope.compare/1`). A is the reference, as a rule the training states."""
 
     schema_: Literal["draftscope.compare/1"] = Field("draftscope.compare/1", alias="schema")

@@ -35,7 +35,8 @@ def look(examination: Examination) -> None:
     case, data = examination.case, examination.m.data
     train = [] if case.train is None else case.train.texts
     serve = [] if case.serve is None else case.serve.texts
-    tokenizer = _tokenizer(examination) if train or case.inputs.conversations is not None else None
+    wanted = train or serve or case.inputs.conversations is not None
+    examination.tokenizer = tokenizer = _tokenizer(examination) if wanted else None
     markers = of_template(tokenizer) if tokenizer is not None else None
     if markers is None and serve:
         markers = of_requests(*_requests(serve), case.target.stop_ids if case.target is not None else frozenset())
@@ -132,7 +133,7 @@ def _logs(examination: Examination) -> None:
                 f"drafts of this kind reach about {reached:.2f} ({low:.2f} to {high:.2f}, measured on {budget.target}); "
                 f"this one has {own:.2f}")
         return
-    curve = read_curve(case.inputs.logs)
+    examination.curve = curve = read_curve(case.inputs.logs)
     vocabulary = None if case.checkpoint is None else case.checkpoint.config.draft_vocab_size
     m.data.curve = facts = curve_facts(curve, vocabulary)
     loss = "" if facts.last_loss is None else f", loss {facts.first_loss:.3f} to {facts.last_loss:.3f}"

@@ -202,12 +202,12 @@ class Ladder:
     def _repaired(self, sequence: Sequence, repair: Repair) -> Sequence:
         features = sequence.features
         if repair.states:
-            features = changed(sequence, repair.states, lambda: self._own(sequence), self.turn)
+            features = changed(sequence, repair.states, lambda: self.own(sequence), self.turn)
         if repair.order:
             features = features[:, list(repair.order)]
         if repair.reference:
             features = features.float().clone()
-            own = self._own(sequence)
+            own = self.own(sequence)
             for slot in repair.reference:
                 features[:, slot] = own[:, slot]
         last = sequence.last
@@ -216,7 +216,7 @@ class Ladder:
             last = self.serve.last[sequence.name]
         return replace(sequence, features=features, last=last, inputs=None if repair.given else sequence.inputs)
 
-    def _own(self, sequence: Sequence) -> Tensor:
+    def own(self, sequence: Sequence) -> Tensor:
         """The target's own states [T, S, H], as the reference has them: with its factor, its lag, after the norm or before."""
         assert self.serve is not None and self.reference is not None
         states = []
@@ -236,7 +236,7 @@ class Ladder:
             for name in choosing(list(sequences)):
                 rows = rows_of(sequences[name], change.phase) & sequences[name].features[:, change.slot].isfinite().all(-1)
                 found.append(sequences[name].features[rows, change.slot].float())
-                right = self._own(sequences[name])[:, change.slot] if change.boundary is None else (
+                right = self.own(sequences[name])[:, change.slot] if change.boundary is None else (
                     self.serve.reference(name, [change.boundary])[:, 0])
                 own.append(right[rows])
             x, r = torch.cat(found)[:ROWS], torch.cat(own)[:ROWS]

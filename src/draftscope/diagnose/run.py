@@ -27,6 +27,7 @@ from draftscope.diagnose.live import Live, hear, separated
 from draftscope.diagnose.placing import place
 from draftscope.diagnose.rows import examine_rows, integrity
 from draftscope.diagnose.sides import SweptSide, judging, side_facts
+from draftscope.diagnose.traininglog import Curve
 from draftscope.diagnose.verdict import Judged, conclude, rank
 from draftscope.eagle3.reading import Reading
 from draftscope.errors import DraftscopeError, UsageError
@@ -84,6 +85,8 @@ class Examination:
     matched: dict[str, Any] = field(default_factory=dict)
     judged: list[Judged] = field(default_factory=list)
     contradictions: list[Contradiction] = field(default_factory=list)
+    tokenizer: Any = None
+    curve: Curve | None = None
 
     def conclude(self) -> Diagnosis:
         """Run every step that the inputs allow and draw the conclusion."""

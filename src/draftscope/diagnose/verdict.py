@@ -12,6 +12,7 @@ from draftscope.diagnose.effects import STRENGTH, Costs, loss, mending, trained_
 from draftscope.diagnose.norms import measure_norms
 from draftscope.diagnose.power import NOTICEABLE, UNPAIRED, paired, power_of
 from draftscope.diagnose.reference import explained
+from draftscope.diagnose.views import views
 from draftscope.faults import FAULTS, fault
 from draftscope.faults.base import Suspicion, verdict_of
 from draftscope.faults.measurements import OTHER, SAME, TRAINED, Measurements
@@ -103,6 +104,7 @@ def conclude(examination: Examination, judged: list[Judged], found: Costs | None
         ])),
         steps=examination.steps + examination.case.notes,
         provenance=examination.provenance(),
+        views=views(examination),
     )
 
 

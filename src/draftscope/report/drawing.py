@@ -42,8 +42,13 @@ class Figure:
 
 def figure(title: str, says: str, height: float, parts: Iterable[Markup], table: Table) -> Figure:
     """A figure whose drawing carries title and sentence for those who do not see it."""
+    return Figure(title, says, framed(f"{title}. {says}", height, parts), table)
+
+
+def framed(says: str, height: float, parts: Iterable[Markup]) -> Markup:
+    """A drawing of that height, with what it shows in words."""
     frame = Markup('<svg viewBox="0 0 {} {:.0f}" role="img" aria-label="{}">{}</svg>')
-    return Figure(title, says, frame.format(WIDTH, height, visible(f"{title}. {says}"), Markup("").join(parts)), table)
+    return frame.format(WIDTH, height, visible(says), Markup("").join(parts))
 
 
 def wrapped(content: str, letters: int = TICK_LETTERS, lines: int = 3) -> list[str]:
@@ -66,6 +71,32 @@ def rect(x: float, y: float, width: float, height: float, kind: str, tip: str = 
 
 def circle(x: float, y: float, kind: str, tip: str) -> Markup:
     return Markup('<circle cx="{:.1f}" cy="{:.1f}" r="4" class="{}">{}</circle>').format(x, y, kind, _tip(tip))
+
+
+def dots(points: Iterable[tuple[float, float]], kind: str) -> Markup:
+    """Many small points as one shape."""
+    return _marks(points, "M{:.1f} {:.1f}h0", f"dots {kind}")
+
+
+def crosses(points: Iterable[tuple[float, float]], kind: str) -> Markup:
+    """Many small upright crosses as one shape: told from dots without their colour."""
+    return _marks(points, "M{:.1f} {:.1f}m-2.6 0h5.2m-2.6 -2.6v5.2", f"crosses {kind}")
+
+
+def _marks(points: Iterable[tuple[float, float]], mark: str, kind: str) -> Markup:
+    path = "".join(mark.format(x, y) for x, y in points)
+    return Markup('<path class="{}" d="{}"/>').format(kind, path) if path else Markup("")
+
+
+def nice(low: float, high: float, most: int = 6) -> list[float]:
+    """Round values within [low, high] on a plain scale, at most `most`."""
+    span = high - low
+    if not span > 0:
+        return [low]
+    step = 10.0 ** math.floor(math.log10(span / most))
+    step = next(step * m for m in (1, 2, 5, 10) if span / (step * m) <= most)
+    first = math.ceil(low / step - 1e-9)
+    return [round(i * step, 12) for i in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
 def joined(points: Sequence[tuple[float, float] | None], kind: str) -> Markup:

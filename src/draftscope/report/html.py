@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Sequence
+from datetime import datetime
 from functools import cache
 from importlib import metadata, resources
 from typing import Any
@@ -14,7 +15,10 @@ from markupsafe import Markup
 
 from draftscope import text
 from draftscope.findings import Diagnosis
-from draftscope.report import curves, figures, words
+from draftscope.report import clouds, curves, figures, parts, strip, words
+
+LONG = 40
+"""Rows from which a table is not unfolded on paper."""
 
 
 def page(diagnosis: Diagnosis, *, title: str = "draftscope: diagnosis", heatmaps: Sequence[figures.Heatmap] | None = None) -> str:
@@ -25,18 +29,33 @@ def page(diagnosis: Diagnosis, *, title: str = "draftscope: diagnosis", heatmaps
     """
     maps = figures.heatmaps(diagnosis) if heatmaps is None else heatmaps
     return render(
-        "diagnosis.html", diagnosis=diagnosis, title=title, words=words, verdict=words.verdict(diagnosis),
-        ladder=figures.ladder(diagnosis), positions=figures.positions(diagnosis), rungs=words.rungs(diagnosis),
-        k=words.most_drafted(diagnosis.acceptance), lags=curves.lags(diagnosis),
+        "diagnosis.html", diagnosis=diagnosis, title=title, words=words,
+        verdict=words.verdict(diagnosis), ladder=figures.ladder(diagnosis), positions=figures.positions(diagnosis),
+        rungs=words.rungs(diagnosis), k=words.most_drafted(diagnosis.acceptance), lags=curves.lags(diagnosis),
         heatmaps=[figures.heatmap(each) for each in maps], norms=curves.norms(diagnosis),
+        channels=clouds.channels(diagnosis), components=clouds.components(diagnosis), learning=parts.learning(diagnosis),
+        by_context=parts.breakdown(diagnosis, "context"), by_kind=parts.breakdown(diagnosis, "kind"),
+        strips=strip.strips(diagnosis), statuses=strip.statuses,
     )
 
 
 def render(template: str, **values: Any) -> str:
-    """A template of this package, with the style sheet and the words that all pages share."""
-    style = _style()
-    return _environment().get_template(template).render(
-        text=text, style=Markup(style), style_hash=_hash(style), version=metadata.version("draftscope"), **values)
+    """A template of this package, with the style sheet and the words that all pages share; every string in it is escaped."""
+    shared = {"text": text, "style": Markup(_style()), "policy": Markup(policy()), "when": _when, "long": LONG,
+              "version": metadata.version("draftscope")}
+    return _environment().get_template(template).render(shared, **values)
+
+
+def policy(*, form: str = "'none'", frame: str = "", ancestors: str = "") -> str:
+    """What a page may do: show its own style sheet, by its hash, and nothing else."""
+    parts = ["default-src 'none'", f"style-src '{_hash(_style())}'", "base-uri 'none'", f"form-action {form}"]
+    parts += [f"frame-src {frame}"] if frame else []
+    parts += [f"frame-ancestors {ancestors}"] if ancestors else []
+    return "; ".join(parts)
+
+
+def _when(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M")
 
 
 @cache

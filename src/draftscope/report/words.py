@@ -23,6 +23,12 @@ RUNGS = {
 
 SIDES = {"train": "training", "serve": "serving"}
 
+STRENGTHS = {
+    "proven": "the states themselves show it, or a repair that replay confirms",
+    "supported": "the figures agree with it",
+    "suspected": "one of several causes that would explain the figures",
+}
+
 _TRANSFORMS = {
     "direction": "up to a factor of each row's own", "rows": "but the rows of other tokens", "rotation": "up to a rotation",
     "permutation": "with its channels permuted",
@@ -36,6 +42,25 @@ def verdict(diagnosis: Diagnosis) -> str:
     if diagnosis.verdict == "undecided" or not diagnosis.findings:
         return "What is at hand does not decide it; what to measure next stands below."
     return visible(sentence(diagnosis.findings[0].says))
+
+
+def certainty(diagnosis: Diagnosis) -> list[tuple[str, str]]:
+    """Why the first finding is believed, in a few lines: how strong it is, what was found, what undoing it brings, what replay is
+    worth."""
+    if not diagnosis.findings:
+        return []
+    first = diagnosis.findings[0]
+    lines: list[tuple[str, str]] = [(first.strength, STRENGTHS[first.strength])]
+    lines += [("found", first.evidence[0].result)] if first.evidence else []
+    gain = None if first.acceptance is None else first.acceptance.gain_interval
+    if gain is not None and first.acceptance is not None:
+        side = "above zero" if gain[0] > 0 else "below zero" if gain[1] < 0 else "not told from zero"
+        lines.append(("cost", f"with all else repaired, leaving it in costs {number(first.acceptance.gain)} of accept length by "
+                              f"replay, 95 % {interval(gain)}: {side}"))
+    lines += [("replay", gate.split(":", 1)[1].strip()) for gate in diagnosis.steps if gate.startswith("gate: replay")]
+    if gaps(diagnosis):
+        lines.append(("ladder", ladder(diagnosis)))
+    return [(name, visible(said)) for name, said in lines]
 
 
 def _looked_at(diagnosis: Diagnosis) -> str:
