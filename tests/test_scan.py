@@ -432,7 +432,7 @@ def test_a_share_of_rows_by_hash(data: Path, tmp_path: Path, capsys: pytest.Capt
     assert taken.tolist() != rich_rows("b", 100_000, 16).tolist()
     assert float((taken & rich_rows("b", 100_000, 16)).mean()) == pytest.approx(1 / 256, rel=0.2)
     assert bool(rich_rows("a", 9, 1).all())
-    assert [share_of(n) for n in (1, 127, 128, 640, 100_000)] == [1, 1, 2, 10, 256]
+    assert [share_of(n) for n in (1, 127, 128, 640, 100_000)] == [1, 1, 2, 10, 1024]
     whole, part = scan(open_source(data)), scan(open_source(data), every=4)
     assert (whole.every, part.every) == ((1,), (4,))
     for key, cell in whole.cells.items():

@@ -22,7 +22,7 @@ from draftscope.cli.main import run
 from draftscope.errors import DraftscopeError, UsageError
 from draftscope.report import scanning
 from draftscope.report.scanning import Front, front
-from draftscope.scan import resuming
+from draftscope.scan import resuming, tally
 from draftscope.scan import scan as scanning_module
 from draftscope.scan.between import Between
 from draftscope.scan.fingerprint import Fingerprint, load_fingerprint
@@ -392,3 +392,23 @@ def test_threads_and_sharding_change_no_bit(data: Path, tmp_path: Path) -> None:
         scan(open_source(data), threads=threads).save(tmp_path / f"f{threads}")
     same_bits(tmp_path / "f1", tmp_path / "f3")
     same_fingerprint(load_fingerprint(tmp_path / "f1"), scan(open_source(data)))
+
+
+def test_more_threads_than_entries_share_the_channels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tally, "ALONE", 0)
+    data = folder_of(tmp_path / "data", [sample(i, entries=3, width=1100) for i in range(3)])
+    for threads in (1, 7):
+        scan(open_source(data), threads=threads).save(tmp_path / f"f{threads}")
+    same_bits(tmp_path / "f1", tmp_path / "f7")
+
+
+def test_a_sequence_too_large_to_be_mapped_at_once(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In blocks of 7 rows: the same figures, the pages of each block given back."""
+    whole = scan(open_source(data))
+    given_back: list[int] = []
+    monkeypatch.setattr(tally, "BLOCK", 7 * sample(0).states[:1].nbytes)
+    monkeypatch.setattr(tally, "release", lambda piece, whole: given_back.append(len(piece)))
+    for engine in (None, "torch", "numpy"):
+        given_back.clear()
+        same_fingerprint(scan(open_source(data), engine=engine), whole)
+        assert given_back == [7, 7, 7, 7, 2] * 2 * COUNT

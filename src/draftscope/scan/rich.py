@@ -24,7 +24,7 @@ BYTES = 48 * 2**20
 """Or so many bytes of them, whichever is less."""
 FULL = 64
 """Sequences whose every row may be taken whole."""
-LEAST = 256
+LEAST = 1024
 """A share is never smaller than one row in so many."""
 
 
@@ -80,8 +80,7 @@ class Rich:
             exact = own.double()
             shape = made.shapes.setdefault(entry, Shape())
             shape.values.update(own)
-            shape.sketch.update(exact)
-            shape.slices.update(exact)
+            shape.slices.update_projected(shape.sketch.update_exact(exact))
             shape.neighbours.update(torch.stack([exact, wide(before[chosen, entry]).double()], 1))
         self._cosines(gathered, wide(rows), usual)
 

@@ -123,13 +123,18 @@ class Sketch:
 
     def update(self, rows: Tensor) -> None:
         rows = rows[finite_rows(rows)].double()
-        if len(rows) == 0:
-            return
+        if len(rows):
+            self.update_exact(rows)
+
+    def update_exact(self, rows: Tensor) -> Tensor:
+        """The same from finite rows [N, H] float64, one or more; their projections [N, k], which `Slices` takes."""
         part = Sketch()
         part.count, part.mean = len(rows), rows.mean(0)
-        off = rows - part.mean
-        part.total, part.products = off.square().sum(), off.T @ (off @ omega_of(rows.shape[1]).to(rows.device))
+        off, omega = rows - part.mean, omega_of(rows.shape[1]).to(rows.device)
+        projected = off @ omega
+        part.total, part.products = off.square().sum(), off.T @ projected
         self.merge(part)
+        return projected + part.mean @ omega
 
     def merge(self, other: Sketch) -> None:
         if other.count == 0:
@@ -194,7 +199,11 @@ class Slices:
         rows = rows[finite_rows(rows)].double()
         if len(rows) == 0:
             return
-        projected = rows @ omega_of(rows.shape[1])[:, :SLICES].to(rows.device)
+        self.update_projected(rows @ omega_of(rows.shape[1])[:, :SLICES].to(rows.device))
+
+    def update_projected(self, projected: Tensor) -> None:
+        """The same from projections [N, SLICES or more] float64 of finite rows, where they are known."""
+        projected = projected[:, :SLICES]
         self.moments.update_found(projected)
         bins = bins_of(projected).long() + BINS * torch.arange(SLICES)
         self.histogram += torch.bincount(bins.flatten(), minlength=SLICES * BINS).view(SLICES, BINS)
