@@ -91,7 +91,8 @@ def _figures(diagnosis: Diagnosis) -> dict[str, Figure]:
     maps = {f"boundaries {one.title.split(':')[0].lower()}": figures.heatmap(one) for one in figures.heatmaps(diagnosis)}
     held = {
         "ladder": figures.ladder(diagnosis), "positions": figures.positions(diagnosis),
-        "context": parts.breakdown(diagnosis, "context"), "kind": parts.breakdown(diagnosis, "kind"), **maps, "lags": curves.lags(diagnosis),
+        "context": parts.breakdown(diagnosis, "context"), "kind": parts.breakdown(diagnosis, "kind"),
+        **maps, "lags": curves.lags(diagnosis),
         "components": clouds.components(diagnosis), "channels": clouds.channels(diagnosis), "norms": curves.norms(diagnosis),
         "training": parts.learning(diagnosis),
     }
