@@ -17,6 +17,7 @@ from draftscope.compare.effects import divided
 from draftscope.compare.statistics import Comparison, compare_fingerprints
 from draftscope.compare.yardstick import FAR
 from draftscope.scan.fingerprint import Fingerprint, Origin, Statistics
+from draftscope.scan.inputs import Input
 from draftscope.scan.tally import add_sequence, half_of
 
 WIDTH, SLOTS, GROUPS = 24, 2, 4
@@ -271,6 +272,22 @@ def test_courses(a: Raw, moves: tuple[float, ...], course: str | None, at: int |
         for slot in range(SLOTS):
             both = [made(f"t{j}", 5 + j, range(90, 130), moved=moves[j]).rows(slot) for j in (i - 1, i)]
             assert point.from_previous[slot] == pytest.approx(apart(*both), abs=0.02)
+
+
+def test_times_of_the_files_are_told(a: Raw) -> None:
+    """In the order given; where the files say another, that is said."""
+    given = [made(f"t{i}", 5 + i, range(90, 110)).fingerprint() for i in range(3)]
+    for hour, one in zip((3, 1, 2), given, strict=True):
+        for minute in (0, 30):
+            one.inputs.add(Input(f"{hour}-{minute}", 1, (hour * 3600 + minute * 60) * 10**9, "", 1, ""))
+    series = compare_fingerprints(a.fingerprint(), given[0], given[1:]).series
+    assert series is not None
+    assert [(p.began, p.ended) for p in series.points][:2] == [
+        ("1970-01-01T03:00:00+00:00", "1970-01-01T03:30:00+00:00"), ("1970-01-01T01:00:00+00:00", "1970-01-01T01:30:00+00:00")]
+    assert "in another order" in series.says
+    ordered = compare_fingerprints(a.fingerprint(), given[1], [given[2], given[0]]).series
+    assert ordered is not None
+    assert "in another order" not in ordered.says
 
 
 def test_a_page_and_json_hold_the_same(tmp_path: Path, a: Raw, b: Raw, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 import torch
+from families import family_target
 from scipy.stats import binomtest
 from tiny import DRAFT, TARGET, TINY, tiny_prompts, tiny_target
 
@@ -34,6 +35,7 @@ from draftscope.drilling.running import LINES, NAMES, exercise, inputs_of, read_
 from draftscope.drilling.scoring import PAIRS, SINGLES, score
 from draftscope.drilling.strengths import OTHERS
 from draftscope.drilling.table import markdown
+from draftscope.eagle3.checkpoint import load_checkpoint
 from draftscope.eagle3.generated import Summary
 from draftscope.errors import DraftscopeError, UsageError
 from draftscope.faults import FAULTS, fault
@@ -276,3 +278,27 @@ def test_the_command_writes_what_its_schema_says(tmp_path: Path, capsys: pytest.
     assert run(["drill", "--from", str(tmp_path / "nothing")]) == 2
     assert run([*arguments, "--shard", "3/2"]) == 2
     assert run([*arguments, "--tokens", "some"]) == 2
+
+
+def test_what_cannot_be_planted_here_is_no_miss(pair: Pair, tmp_path: Path) -> None:
+    """A loader that refuses the spoilt file, and a family in which the fault does not exist."""
+    refused = Outcome(key="a", pair="p", kind="single", planted=[Planted(fault="weight-missing", variant="x")],
+                      impossible="refused")
+    found = score([refused])
+    assert not found.scores and not found.pairs
+    broken = replace(HEALTHY, export=("transpose fc.weight",))  # which is not square
+    case = Case("shapes", "single", broken, (Planted(fault="weight-missing", variant="x"),))
+    exercise(pair, [case], [64], tmp_path)
+    (told,) = read_outcomes(tmp_path)
+    assert told.impossible and told.error is None and not score([told]).scores
+
+
+def test_what_cannot_befall_a_pair_is_not_exercised_on_it(pair: Pair, tmp_path: Path) -> None:
+    config = load_checkpoint(DRAFT, target_layers=pair.target.layers).config
+    every = [(one, variant) for one in FAULTS for variant in one.variants]
+    assert not [(one.id, v) for one, v in every if one.beyond(v, pair.target, config)], "the tiny pair can have them all"
+    wider = config.model_copy(update={"head_dim": 2 * config.head_dim})
+    assert {v for one, v in every if one.beyond(v, pair.target, wider)} == {"engine: o transposed", "checkpoint: o transposed"}
+    gemma = family_target("gemma2", tmp_path)
+    assert {v for one, v in every if one.beyond(v, gemma, config)} == {
+        "partial sums", "partial sums of eight ranks, one slot", "train partial sums"}

@@ -98,6 +98,7 @@ def test_the_fingerprint_comes_back(far: Far, tmp_path: Path, capsys: pytest.Cap
     for key, cell in here.cells.items():
         for name, tensor in cell.tensors().items():
             assert torch.equal(tensor, there.cells[key].tensors()[name])
+    assert {one.engine for one in there.provenance} == {one.engine for one in here.provenance}, "as fast there as here"
     assert not list((tmp_path / "tmp").iterdir())
     assert "read as plain" in capsys.readouterr().err
 

@@ -164,6 +164,14 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout == "[]\n"
 
 
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], []])
+def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
+    code = ("import sys; from draftscope.cli.main import run; run(sys.argv[1:]); "
+            "print([m for m in ('torch', 'transformers', 'numpy', 'scipy', 'numba') if m in sys.modules])")
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == "[]", done.stdout
+
+
 def blocks(language: str) -> list[str]:
     """Fenced blocks of the README in a language."""
     return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)

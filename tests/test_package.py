@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import runpy
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from email.parser import Parser
 from pathlib import Path
@@ -67,6 +70,24 @@ def test_public_names_and_signatures_are_pinned() -> None:
     pinned = (ROOT / "tests" / "data" / "public.txt").read_text().splitlines()
     found = runpy.run_path(str(ROOT / "scripts" / "docs-pages"))["public"]()
     assert found == pinned, "the public interface has changed; if that is meant: `make docs-pages`, and a line in CHANGELOG.md"
+
+
+def test_extras_are_told() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    listed = set(re.findall(r"^\| `([a-z0-9]+)` \|", (ROOT / "docs" / "install.md").read_text(), re.MULTILINE))
+    assert set(project["optional-dependencies"]) <= listed
+
+
+def test_what_is_opened_is_scanned_as_a_source_is() -> None:
+    from draftscope.opened import Opened, scan
+    from draftscope.scan.scan import scan as inner
+
+    known = inspect.signature(inner).parameters
+    for function in (Opened.scan, scan):
+        for name, parameter in inspect.signature(function).parameters.items():
+            if name not in ("self", "source"):
+                assert parameter.default == known[name].default, name
+                assert parameter.kind == known[name].kind, name
 
 
 def test_what_is_pinned_is_what_is_called(tmp_path: Path) -> None:

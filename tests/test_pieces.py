@@ -10,10 +10,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
+from torch import Tensor
 
-from draftscope.cli.main import run
+from draftscope.cli.main import _filled, run
 from draftscope.errors import DraftscopeError, UsageError
-from draftscope.scan.fingerprint import Fingerprint, load_fingerprint
+from draftscope.scan.fingerprint import Fingerprint, Shape, load_fingerprint
 from draftscope.scan.merging import merge_files, shard_of
 from draftscope.scan.pieces import Done, Job, Piece, Tree, finished, in_order, joined, listing_of, scan_piece, spans
 from draftscope.scan.projecting import project, span, words
@@ -35,23 +36,32 @@ def write_source(folder: Path, files: int = FILES, seed: int = 0, width: int = W
     return folder
 
 
-def tensors_of(made: Fingerprint, path: Path) -> dict[str, torch.Tensor]:
-    """By name, as they are written."""
-    from safetensors.torch import load_file
+def tensors_of(made: Fingerprint) -> dict[str, Tensor]:
+    """By name; parts by theirs, whose numbers in a file follow from the order of the rows."""
+    named = {f"{key}.{name}": t for key, cell in made.cells.items() for name, t in cell.tensors().items()}
+    for part, held in made.parts.items():
+        named |= {f"{part}.{key}.{name}": t for key, cell in held.cells.items() for name, t in cell.tensors().items()}
+        named |= {f"{part}.cosines.{name}": t for name, t in held.cosines.state().items()}
+    for of, kinds in (("sample", made.samples), ("shape", made.shapes)):
+        for entry, one in kinds.items():
+            state = one.tensors() if isinstance(one, Shape) else one.state()
+            named |= {f"{of}.{entry}.{name}": t for name, t in state.items()}
+    for of, state in (("between", made.between.state()), ("kept", made.kept.state()), ("inputs", made.inputs.tensors())):
+        named |= {f"{of}.{name}": t for name, t in state.items()}
+    return named
 
-    made.save(path)
-    return load_file(path)
 
-
-def identical(one: Fingerprint, other: Fingerprint, folder: Path) -> bool:
+def identical(one: Fingerprint, other: Fingerprint) -> None:
     """Bit for bit."""
-    first, second = tensors_of(one, folder / "one"), tensors_of(other, folder / "other")
-    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+    first, second = tensors_of(one), tensors_of(other)
+    assert first.keys() == second.keys()
+    assert [name for name in first if not torch.equal(first[name], second[name])] == []
+    assert (one.origins, one.odd, one.notes) == (other.origins, other.odd, other.notes)
 
 
-def alike(one: Fingerprint, other: Fingerprint, folder: Path) -> None:
+def alike(one: Fingerprint, other: Fingerprint) -> None:
     """The same to rounding: counts, histograms and inputs exactly."""
-    first, second = tensors_of(one, folder / "one"), tensors_of(other, folder / "other")
+    first, second = tensors_of(one), tensors_of(other)
     assert first.keys() == second.keys()
     for name, tensor in first.items():
         if tensor.is_floating_point():
@@ -86,14 +96,14 @@ def test_pieces_make_the_whole(tmp_path: Path, pieces: int) -> None:
     made = [scan_piece(job, listing, each) for each in spans(FILES, pieces)]
     assert sum(piece.done.files for piece in made) == FILES
     assert sum(piece.done.size for piece in made) == sum(4 * WIDTH * 2 * (20 + 13 * (i % 4)) for i in range(FILES))
-    alike(finished(in_order(iter(made)), listing), scan(open_source(folder)), tmp_path)
+    alike(finished(in_order(iter(made)), listing), scan(open_source(folder)))
 
 
 def test_a_piece_of_bad_files_alone_is_counted(tmp_path: Path) -> None:
     folder = write_source(tmp_path / "d")
     for i in (0, 1, 2, 10):
         (folder / f"hs_{i}.safetensors").write_bytes(b"nonsense")
-    job = Job(str(folder), every=1)
+    job = Job(str(folder), "plain", every=1)
     listing = listing_of(job.open())
     made = [scan_piece(job, listing, each) for each in spans(FILES, 4)]
     assert made[0].made is None
@@ -233,6 +243,15 @@ def test_options_that_do_not_go_together(tmp_path: Path, capsys: pytest.CaptureF
         assert run(["scan", folder, "-o", str(tmp_path / "f"), *options]) == 2, options
     assert run(["scan", "merge", folder, folder, "-o", str(tmp_path / "f"), "--ray"]) == 2
     assert not (tmp_path / "f").exists()
+
+
+def test_an_address_may_be_left_out() -> None:
+    """`--ray` alone is the cluster of this machine; what a command after `--` has is its own."""
+    for line, wanted in (
+        ("scan d --ray -o f", "scan d --ray auto -o f"), ("scan d -o f --ray", "scan d -o f --ray auto"),
+        ("scan d --ray head:6379 -o f", "scan d --ray head:6379 -o f"), ("capture vllm -- x --ray", "capture vllm -- x --ray"),
+    ):
+        assert _filled(line.split()) == wanted.split()
 
 
 def test_a_piece_may_be_none() -> None:

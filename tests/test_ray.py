@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from farside import free_port
 from test_pieces import alike, identical, write_source
 
 from draftscope.cli.main import run
@@ -32,6 +34,34 @@ def site() -> Path:
     return folder / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
 
 
+def patiently(call: Any) -> Any:
+    """On a machine that is busy a node takes longer to register than the half minute that Ray waits."""
+    def asked(*args: Any, **named: Any) -> Any:
+        for _ in range(90):
+            try:
+                return call(*args, **named)
+            except RuntimeError:
+                time.sleep(1)
+        return call(*args, **named)
+
+    return asked
+
+
+def add_node(nodes: Any, **more: Any) -> None:
+    """One more node, of one processor."""
+    for attempt in range(3):
+        try:
+            # Of ports that are given the raylet does not wait to be told, which it does for 15 seconds at most.
+            ports = {name: free_port() for name in (
+                "metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")}
+            nodes.add_node(num_cpus=1, object_store_memory=100 * 2**20, include_dashboard=False, no_monitor=True, **ports, **more)
+            nodes.wait_for_nodes(timeout=120)
+            return
+        except Exception:
+            if attempt == 2:
+                raise
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     """A head and two nodes of one processor each; whatever was started is ended."""
@@ -44,14 +74,16 @@ def cluster() -> Iterator[Any]:
         for name, value in (("RAY_USAGE_STATS_ENABLED", "0"), ("OMP_NUM_THREADS", "1"), ("RAY_health_check_period_ms", "1000"),
                             ("RAY_worker_register_timeout_seconds", "300"), ("RAY_prestart_worker_first_driver", "0")):
             patch.setenv(name, value)
+        from ray._private import node, services
         from ray.cluster_utils import Cluster as Nodes
 
-        node = {"num_cpus": 1, "object_store_memory": 100 * 2**20, "include_dashboard": False}
-        nodes = Nodes(initialize_head=True, head_node_args=node)
+        # The dashboard's server is of no use here, and its packages are not there.
+        patch.setattr(node.Node, "start_api_server", lambda self, **named: None)
+        patch.setattr(services, "get_node", patiently(services.get_node))
+        nodes = Nodes()
         try:
-            nodes.add_node(num_cpus=1, object_store_memory=100 * 2**20, resources={"data": 1})
-            nodes.add_node(num_cpus=1, object_store_memory=100 * 2**20)
-            nodes.wait_for_nodes()
+            for _ in range(3):
+                add_node(nodes)
             yield nodes
         finally:
             import ray
@@ -71,7 +103,7 @@ def here(job: Job, pieces: int) -> Any:
     return finished(in_order(scan_piece(job, listing, each) for each in spans(listing.files, pieces)), listing)
 
 
-def test_a_node_killed_midway_changes_nothing(cluster: Any, folder: Path, tmp_path: Path) -> None:
+def test_a_node_killed_midway_changes_nothing(cluster: Any, folder: Path) -> None:
     """The figures are bit for bit those of the same pieces here, and to rounding those of a scan of the whole."""
     job, told, killed = Job(str(folder), every=1), [], []
     by_id = {node.node_id[:8]: node for node in cluster.list_all_nodes()}
@@ -88,8 +120,8 @@ def test_a_node_killed_midway_changes_nothing(cluster: Any, folder: Path, tmp_pa
     assert len(told) == len(spread.done) == 20
     assert spread.workers == 3
     assert sum(done.files for done in spread.done) == FILES
-    assert identical(spread.fingerprint, here(job, 20), tmp_path)
-    alike(spread.fingerprint, scan(open_source(folder)), tmp_path)
+    identical(spread.fingerprint, here(job, 20))
+    alike(spread.fingerprint, scan(open_source(folder)))
 
 
 def test_by_the_command_line_where_the_data_are(
@@ -98,13 +130,13 @@ def test_by_the_command_line_where_the_data_are(
     out, text = tmp_path / "f", tmp_path / "j"
     arguments = ["scan", str(folder), "-o", str(out), "--every", "1", "--pieces", "5", "--json", str(text)]
     # What the node killed by the test before had is made again, so that there is one with the data in any case.
-    cluster.add_node(num_cpus=1, object_store_memory=100 * 2**20, resources={"seen": 1})
-    cluster.wait_for_nodes()
+    add_node(cluster, resources={"seen": 1})
     assert run([*arguments, "--ray", cluster.address, "--ray-resource", "seen", "--project", "7.3TB", "--workers", "32"]) == 0
     found = json.loads(text.read_text())
     assert len(found["nodes"]) == 1, "only one node has the resource"
     assert sum(piece["files"] for piece in found["pieces"]) == FILES
     assert found["projection"] is None, "too little was read to tell a rate"
+    identical(load_fingerprint(out), here(Job(str(folder), every=1), 5))
     assert identical(load_fingerprint(out), here(Job(str(folder), every=1), 5), tmp_path) or load_fingerprint(out).provenance
     capsys.readouterr()
     assert run([*arguments, "--ray", cluster.address, "--ray-resource", "nowhere"]) == 2

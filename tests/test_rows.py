@@ -9,13 +9,13 @@ from draftscope.compare.rowwise import blocks_alone, blocks_of
 from draftscope.faults.facts_rows import Counted, SlotRows
 from draftscope.faults.rowcause import cause_of, displaced
 
-ROWS = torch.randn(32, 16, generator=torch.Generator().manual_seed(0))
+ROWS = torch.randn(32, 32, generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize("ranks", [2, 4, 8])
+@pytest.mark.parametrize("ranks", [2, 4, 8, 16])
 def test_channels_of_one_rank(ranks: int) -> None:
     shard = ROWS.chunk(ranks, -1)[0]
-    alone = torch.cat([shard, torch.zeros(32, 16 - shard.shape[1])], -1)
+    alone = torch.cat([shard, torch.zeros(32, 32 - shard.shape[1])], -1)
     assert blocks_alone(alone) == (ranks, (0, *[None] * (ranks - 1)))
     assert blocks_alone(ROWS) is None
     turned = torch.cat(ROWS.chunk(ranks, -1)[::-1], -1)

@@ -415,7 +415,7 @@ def examined(better: bool | None) -> Examination:
     by_ahead = {1: likes if better else dislikes, 0: dislikes if better else likes}
     ladder = SimpleNamespace(case=SimpleNamespace(train=None if better is None else True, heldout=None),
                              trained=lambda repair: by_ahead[repair.reading.runtime.ahead])
-    return SimpleNamespace(m=Measurements(), ladder=ladder, as_read=Reading(runtime=Runtime(ahead=1)),  # type: ignore[return-value]
+    return SimpleNamespace(m=Measurements(), ladder=ladder, as_read=Reading(runtime=Runtime(ahead=1)), rungs={"trained": None},  # type: ignore[return-value]
                            case=SimpleNamespace(inputs=SimpleNamespace(seed=0)))
 
 

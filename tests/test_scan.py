@@ -8,6 +8,7 @@ from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -25,6 +26,8 @@ from draftscope.scan.joint import Cosines, RowSample, row_keys
 from draftscope.scan.packing import checksum
 from draftscope.scan.rich import rich_rows, share_of
 from draftscope.scan.scan import group_of, scan
+from draftscope.scan.shapes import Neighbours, Sketch, Slices, ValueHistogram, omega_of
+from draftscope.scan.statistics import SHAPES
 from draftscope.scan.tally import classes_of, half_of
 from draftscope.states.capture import write_trace
 from draftscope.states.opening import open_source
@@ -59,8 +62,8 @@ def same(a: Any, b: Any) -> None:
 
 
 def shaped(kind: type, rows: Tensor) -> Tensor:
-    """Rows as the accumulator takes them: cosines are between entries, here three of two channels."""
-    return rows.unflatten(1, (3, -1)) if kind is Cosines else rows
+    """Rows as the accumulator takes them: cosines are between entries, here three of two channels, neighbours are pairs."""
+    return rows.unflatten(1, (3 if kind is Cosines else 2, -1)) if kind in (Cosines, Neighbours) else rows
 
 
 def fed(kind: type, rows: Tensor) -> Any:
@@ -95,13 +98,30 @@ def reference(kind: type, rows: Tensor) -> list[float | None]:
                  for i in range(3)]
         return [len(entries), *(float(c.mean()) for row in table for c in row),
                 *(float(c.std(correction=0)) for row in table for c in row)]
-    if kind is RowSample:
-        distinct = usable.unique(dim=0)
+    if kind is Neighbours:
+        pairs = usable.unflatten(1, (2, -1))
+        pairs = pairs[(pairs != 0).any(-1).all(1)]
+        if len(pairs) == 0:
+            return numbers(kind().result())
+        cosine = torch.nn.functional.cosine_similarity(pairs[:, 0], pairs[:, 1], dim=-1, eps=0)
+        return [len(pairs), float(cosine.mean()), float(cosine.std(correction=0))]
+    if kind is ValueHistogram:
+        ordered = np.sort(usable.numpy().astype(np.float32).ravel())
+        at = [ordered[min(int(q * len(ordered)), len(ordered) - 1)] for q in (0.001, 0.5, 0.999)]
+        # Sign, exponent and three bits of the mantissa.
+        return [len(ordered), *(float(((value + np.float32(0)).view(np.uint32) >> 20 << 20).view(np.float32)) for value in at)]
+    if kind is Slices:
+        along = usable @ omega_of(WIDTH)[:, :16]
+        return [len(usable), *along.mean(0).tolist(), *along.var(0, correction=0).tolist()]
+    if kind in (RowSample, Sketch):
+        distinct = usable.unique(dim=0) if kind is RowSample else usable
         if len(distinct) < 2:
             return [len(distinct), None, None]
+        if kind is Sketch and len(distinct.unique(dim=0)) == 1:
+            return [len(distinct), 0.0, *[0.0] * WIDTH]
         values = torch.linalg.eigvalsh((distinct - distinct.mean(0)).T @ (distinct - distinct.mean(0)) / len(distinct)).flip(0)
         shares = values.clamp_min(0) / values.clamp_min(0).sum()
-        return [len(distinct), float(values.sum()), *shares[: min(len(distinct), WIDTH)].tolist()]
+        return [len(distinct), float(values.sum()), *shares[: WIDTH if kind is Sketch else min(len(distinct), WIDTH)].tolist()]
     if kind is Norms:
         norms = usable.square().sum(-1).sqrt()
         logs = norms[norms > 0].log()
@@ -132,7 +152,7 @@ def some_rows(draw: st.DrawFn, width: int = WIDTH) -> Tensor:
     return rows.to(draw(st.sampled_from([torch.float32, torch.bfloat16])))
 
 
-KINDS = {**ACCUMULATORS, "cosines": Cosines, "sample": RowSample}
+KINDS = {**ACCUMULATORS, "cosines": Cosines, "sample": RowSample, **SHAPES}
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
@@ -169,8 +189,9 @@ class TestContract:
             close(found[5:8], expected[5:8], 0.011)
             found[5:8] = expected[5:8] = []
         # Sums of deviations lose digits where the mean is much larger than they are.
-        slack = 1e-9 * float(rows.double().nan_to_num(0, 0, 0).abs().max()) ** 2 if len(rows) and kind is Dimensions else 1e-12
-        if kind in (Cosines, RowSample):  # a spread of nearly nothing is rounding
+        squared = float(rows.double().nan_to_num(0, 0, 0).abs().max()) ** 2 if len(rows) else 0.0
+        slack = 1e-9 * squared if kind in (Dimensions, Slices) else 1e-12
+        if kind in (Cosines, RowSample, Neighbours, Sketch):  # a spread of nearly nothing is rounding
             slack = 1e-7
         close(found, expected, 1e-6, slack)
 
@@ -208,7 +229,7 @@ class TestContract:
 
 
 def test_widths_do_not_mix() -> None:
-    for kind in (Dimensions, Outliers, RowSample):
+    for kind in (Dimensions, Outliers, RowSample, Sketch):
         with pytest.raises(ValueError, match="width"):
             merged(kind, fed(kind, torch.ones(2, 3)), fed(kind, torch.ones(2, 4)))
     with pytest.raises(ValueError, match="entries"):
@@ -446,7 +467,7 @@ def _unpacked(version: int, path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("version", [2])
+@pytest.mark.parametrize("version", [2, 3])
 def test_fingerprints_of_every_version_are_read(version: int, tmp_path: Path) -> None:
     """Files that the releases wrote, with the figures of their rows in float64."""
     path = _unpacked(version, tmp_path / "f")
@@ -461,6 +482,8 @@ def test_fingerprints_of_every_version_are_read(version: int, tmp_path: Path) ->
         assert held.dimensions.result().variance.tolist() == pytest.approx(expected["answers"]["variance"][entry], rel=1e-12)
         assert held.norms.result().mean == pytest.approx(expected["answers"]["norm"][entry], rel=1e-12)
         assert len(found.samples[entry].rows) == 8
+    assert len(found.inputs) == len(found.kept.result()) == (2 if version > 2 else 0)
+    assert [shape.sketch.count for shape in found.shapes.values()] == ([8, 8, 8] if version > 2 else [])
     with pytest.raises(DraftscopeError, match="twice"):
         found.merge(found)
     again = tmp_path / "again"

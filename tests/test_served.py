@@ -20,6 +20,7 @@ from test_inside import options, said, serve
 from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
+from draftscope.cli.main import run as cli
 from draftscope.compare.statistics import compare
 from draftscope.engines import inside, launching, served
 from draftscope.engines.inside import Recorder
@@ -319,5 +320,7 @@ def test_it_is_compared_like_a_fingerprint(make: Callable[..., Recorder], tmp_pa
     again = load_fingerprint(tmp_path / "fingerprint")
     assert again.rows == found.rows
     assert again.cells.keys() == found.cells.keys()
+    assert cli(["scan", str(folder), "-o", str(tmp_path / "again"), "-q"]) == 0
+    assert load_fingerprint(tmp_path / "again").rows == found.rows
     told = compare(folder, tmp_path / "fingerprint")
     assert all(d == 0 for d in (told.distances[i][i].total for i in range(3)))

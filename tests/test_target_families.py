@@ -198,3 +198,13 @@ def test_the_embedded_target() -> None:
         close(first.partial[b - 1], without_mlp(target, ids, b - 1)[0], 2e-3)
     parts = read_parts(target.folder)
     close(parts.logits(parts.final_norm(first.stream[-1])), logits[0], 2e-3)
+
+
+@pytest.mark.parametrize(("name", "adds"), [
+    ("llama", True), ("qwen3", True), ("mistral", True), ("gemma", True), ("granite", False), ("gemma2", False), ("olmo2", False),
+    ("qwen3_moe", False),
+])
+def test_ranks_parts_are_taken_where_a_layer_just_adds_them(name: str, adds: bool, tmp_path: Path) -> None:
+    """Not behind a norm or a factor of the MLP's output, and not of experts."""
+    target = family_target(name, tmp_path)
+    assert target.adds_shares(2) is adds

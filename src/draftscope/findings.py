@@ -230,7 +230,21 @@ class Applied(Model):
 
 
 class Diagnosis(Model, Shown):
-    """The whole answer."""
+    """The whole answer.
+
+    Attributes:
+        verdict: what the first finding is about; `clean` where there is none, `undecided` where too little was handed over.
+        findings: ranked, the first is the root cause.
+        placement: what every slot and entry is, on both sides.
+        norms: how large the states are.
+        acceptance: the ladder; a rung without data is null.
+        matched: how many rows and requests could be paired, and why others could not.
+        power: the smallest effect that so much data would have shown.
+        next: what could not be told, and what to hand over for it.
+        steps: what was read and done, in order: every cast, crop, drop and re-order.
+        provenance: the inputs as they were named, versions, and what the capture claims of itself.
+        absorbed: what `diagnose --absorb` did; applied: what `diagnose --apply` did.
+    """
 
     schema_: Literal["draftscope.diagnosis/1"] = Field("draftscope.diagnosis/1", alias="schema")
     verdict: Verdict

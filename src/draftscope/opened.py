@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from draftscope.scan.fingerprint import Fingerprint
+from draftscope.scan.scan import Progress
 from draftscope.scan.scan import scan as scan_source
 from draftscope.states.opening import Kind, open_source
 from draftscope.states.places import Place
@@ -26,7 +27,7 @@ class Opened:
     """
 
     def __init__(self, source: Source) -> None:
-        self.source = source
+        self.source: Source = source
         self.kind: Literal["samples", "traces"] = source.kind
         self.path: Place = source.path
         self.format: str = source.format
@@ -46,10 +47,13 @@ class Opened:
 
     def scan(
         self, *, slots: int | None = None, shard: tuple[int, int] | None = None, skip_odd: bool = False,
-        groups: Mapping[int, str] | None = None, every: int | None = 1, on_item: Callable[[int, int], None] | None = None,
+        groups: Mapping[int, str] | None = None, every: int | None = 1, positions: Sequence[int] | None = None,
+        engine: str | None = None, threads: int | None = None, on_item: Callable[[int, int], None] | None = None,
+        on_progress: Callable[[Progress], None] | None = None,
     ) -> Fingerprint:
         """The statistics of all accepted rows; arguments and errors are those of `draftscope.scan`."""
-        return scan(self, slots=slots, shard=shard, skip_odd=skip_odd, groups=groups, every=every, on_item=on_item)
+        return scan_source(self.source, slots=slots, shard=shard, skip_odd=skip_odd, groups=groups, every=every,
+                           positions=positions, engine=engine, threads=threads, on_item=on_item, on_progress=on_progress)
 
 
 def open(path: Place | str, format: str | None = None, *, kind: Kind | None = None, skip_bad: bool = False) -> Opened:
@@ -70,22 +74,27 @@ def open(path: Place | str, format: str | None = None, *, kind: Kind | None = No
 def scan(
     source: Place | str | Source | Opened, *, slots: int | None = None, shard: tuple[int, int] | None = None,
     skip_odd: bool = False, groups: Mapping[int, str] | None = None, every: int | None = 1,
-    on_item: Callable[[int, int], None] | None = None,
+    positions: Sequence[int] | None = None, engine: str | None = None, threads: int | None = None,
+    on_item: Callable[[int, int], None] | None = None, on_progress: Callable[[Progress], None] | None = None,
 ) -> Fingerprint:
     """The mergeable statistics of a source, in one pass.
 
     Args:
         source: a path or URL, or what `draftscope.open` gave.
         slots: slots of a capture's rows; None = told by the width of the last state, else three.
-        shard: (i, n): only every n-th sequence, from the i-th on; all n merge into the fingerprint of the whole.
+        shard: (i, n): only every n-th file, from the i-th on; all n merge into the fingerprint of the whole.
         skip_odd: pass over sequences of another layout than the first, and count them, instead of raising.
         groups: natural group (source, domain, prompt kind) of a sample, by its input line.
-        every: of how many ordinary rows one goes into samples and cosines; None = by the number of sequences.
-        on_item: called after each sequence with its rows and bytes.
+        every: of how many ordinary rows one goes into what needs whole rows; None = by the number of sequences.
+        positions: numbers of the files to take, in this order; None = all, or those of the shard.
+        engine: `numba`, `torch` or `numpy`; None = the fastest that works.
+        threads: that work on rows; the figures do not depend on it.
+        on_item: called after each sequence with its rows and bytes; on_progress: with how far the scan is.
 
     Raises:
         DraftscopeError: nothing readable, or sequences of different layouts.
         UsageError: a shard outside 0 .. n-1, or a share below one row of one.
     """
-    read = source.source if isinstance(source, Opened) else source if isinstance(source, Source) else open_source(source)
-    return scan_source(read, slots=slots, shard=shard, skip_odd=skip_odd, groups=groups, every=every, on_item=on_item)
+    opened = source if isinstance(source, Opened) else Opened(source) if isinstance(source, Source) else open(source)
+    return opened.scan(slots=slots, shard=shard, skip_odd=skip_odd, groups=groups, every=every, positions=positions,
+                       engine=engine, threads=threads, on_item=on_item, on_progress=on_progress)

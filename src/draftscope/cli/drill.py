@@ -128,9 +128,12 @@ def read_shard(text: str) -> tuple[int, int]:
 
 def _cases(pair: Pair, which: list, *, pairs: int, clean: int, others: int, seed: int) -> list[Case]:  # type: ignore[type-arg]
     from draftscope.drilling import cases
+    from draftscope.eagle3.checkpoint import load_checkpoint
     from draftscope.faults.plant import Plant
 
     healthy = Plant.healthy(pair.boundaries, pair.theta)
+    config = load_checkpoint(pair.draft, target_layers=pair.target.layers).config
+    which = [(fault, variant) for fault, variant in which if not fault.beyond(variant, pair.target, config)]
     return cases.spread_evenly([
         list(cases.singles(healthy, which)),
         list(cases.others(healthy, which, pair.target.layers, others, seed)),

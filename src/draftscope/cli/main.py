@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import importlib
 import importlib.util
+import itertools
 import os
 import sys
 import traceback
@@ -134,11 +135,10 @@ def _root() -> Any:
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command line; returns its exit code. A command returns its own, or raises `typer.Exit`."""
-    from draftscope.cli import common
-
     arguments, debug = _take_debug(list(arguments))
     arguments = _filled(arguments)
-    common.forget()
+    if (common := _common()) is not None:
+        common.forget()
     with warnings.catch_warnings():
         if not debug:
             _calm_libraries()
@@ -146,8 +146,6 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _run(arguments: list[str], debug: bool) -> int:
-    from draftscope.cli import common
-
     try:
         with _root().make_context("draftscope", arguments) as context:
             code = context.command.invoke(context)
@@ -159,7 +157,8 @@ def _run(arguments: list[str], debug: bool) -> int:
         error.show() if hasattr(error, "show") else _say(str(error))
         return USAGE
     except (KeyboardInterrupt, typer.Abort) as error:
-        _say(f"interrupted; {common.kept()}")
+        common = _common()
+        _say("interrupted" if common is None else f"interrupted; {common.kept()}")
         return error.exit_code if isinstance(error, stopping.Stopped) else INTERRUPTED
     except BrokenPipeError:
         _silence_stdout()
@@ -207,7 +206,7 @@ def _filled(arguments: list[str]) -> list[str]:
     """Options whose value may be left out, with the value that this means."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
     result = []
-    for argument, following in zip(arguments[:end], [*arguments[1:end], "-"], strict=True):
+    for argument, following in itertools.pairwise([*arguments[:end], "-"]):
         result += [argument, BARE[argument]] if argument in BARE and following.startswith("-") else [argument]
     return result + arguments[end:]
 
@@ -223,13 +222,17 @@ def _calm_libraries() -> None:
         warnings.simplefilter("ignore")
 
 
-def _refused(error: DraftscopeError, debug: bool) -> int:
-    from draftscope.cli import common
+def _common() -> Any:
+    """What commands share, where one was begun: help and usage need none of it, and it takes a while to import."""
+    return sys.modules.get("draftscope.cli.common")
 
+
+def _refused(error: DraftscopeError, debug: bool) -> int:
     if debug:
         traceback.print_exception(error)
     _say(str(error))
-    _guarded(lambda: common.refuse(error))
+    if (common := _common()) is not None:
+        _guarded(lambda: common.refuse(error))
     return error.exit_code
 
 

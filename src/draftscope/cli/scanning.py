@@ -17,7 +17,7 @@ from draftscope.text import count, visible
 if TYPE_CHECKING:
     from draftscope.elsewhere.session import Host
     from draftscope.scan.fingerprint import Fingerprint
-    from draftscope.scan.pieces import Done, Job, Listing
+    from draftscope.scan.pieces import Done, Listing
 
 RayOption = Annotated[str | None, typer.Option(
     "--ray", metavar="[ADDRESS]",
@@ -33,12 +33,13 @@ WorkersOption = Annotated[int, typer.Option("--workers", min=1, metavar="N", hel
 
 @dataclass
 class Work:
-    """A fingerprint that was made elsewhere or merged, what took how long, and by how many workers."""
+    """A fingerprint, what took how long and by how many workers, what else the JSON has, and whether its file is there."""
 
     fingerprint: Fingerprint
     done: list[Done] = field(default_factory=list)
     workers: int = 1
     more: dict[str, Any] = field(default_factory=dict)
+    written: bool = False
 
 
 def merge(ui: Ui, names: Sequence[str]) -> Work:
@@ -58,17 +59,18 @@ def merge(ui: Ui, names: Sequence[str]) -> Work:
     return Work(merged.fingerprint, more={"merged": len(names), "remarks": merged.notes})
 
 
-def by_ray(ui: Ui, job: Job, address: str, resource: str | None, pieces: int | None, command: str) -> Work:
-    """A scan by the tasks of a Ray cluster."""
-    from draftscope.scan.pieces import MOST, plain
+def by_ray(ui: Ui, path: str, format: str | None, address: str, resource: str | None, pieces: int | None, **asked: Any) -> Work:
+    """A scan by the tasks of a Ray cluster; `asked` as `Job` has it."""
+    from draftscope.scan.pieces import MOST, Job, plain
     from draftscope.scan.spread import Cluster, scan_by_ray
 
+    job = Job(path, format, **asked)
     keep("nothing is written: the pieces that were done are lost with the cluster's tasks")
     with ui.progress(f"scanning {job.path}", unit="files") as advance:
         def begun(listing: Listing, workers: int) -> None:
             advance(0, what=f"{visible(job.path)} on {count(workers, 'worker')}", total=listing.files)
 
-        found = scan_by_ray(job, Cluster(address, resource, pieces or MOST), command=command, on_begin=begun,
+        found = scan_by_ray(job, Cluster(address, resource, pieces or MOST), command="scan --ray", on_begin=begun,
                             on_piece=lambda done: advance(done.files))
     ui.note(f"read as {found.listing.format}: {found.listing.chosen}")
     for skip in (skipped := [skip for done in found.done for skip in done.skipped])[:5]:

@@ -24,7 +24,7 @@ LOOKED_UP = 512
 SHIFTED = max(map(abs, LAGS))
 """Rows within which a displacement is a shift of states against tokens."""
 MOST = 0.9
-RANKS = (2, 4, 8)
+RANKS = (2, 4, 8, 16)
 
 
 @dataclass(slots=True)
@@ -270,7 +270,7 @@ def blocks_alone(states: Tensor) -> tuple[int, tuple[int | None, ...]] | None:
         return None
     empty = int((~some.any(0)).sum())
     for ranks in RANKS:
-        if some.shape[-1] % ranks:
+        if some.shape[-1] % ranks or some.shape[-1] < 2 * ranks:
             continue
         parts = some.chunk(ranks, -1)
         holds: list[int | None] = []
@@ -288,7 +288,7 @@ def blocks_of(x: Tensor, r: Tensor) -> tuple[int, tuple[int | None, ...], float]
     if len(x) < 8:
         return None
     for ranks in RANKS:
-        if x.shape[-1] % ranks:
+        if x.shape[-1] % ranks or x.shape[-1] < 2 * ranks:
             continue
         ours, theirs = x.chunk(ranks, -1), r.chunk(ranks, -1)
         holds: list[int | None] = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Literal
 
 from pydantic import Field
@@ -36,6 +37,8 @@ class Point(Model):
     effects: list[float | None] = Field(description="in units of the reference's groups")
     from_previous: list[float | None]
     changes: list[float | None] = Field(default_factory=list, description="from the one before it, in the same units")
+    began: str | None = Field(None, description="time of its first file (UTC, ISO 8601); None where files have none")
+    ended: str | None = Field(None, description="time of its last file")
 
 
 class Series(Model):
@@ -68,12 +71,25 @@ def series(fingerprints: Sequence[Fingerprint], classes: tuple[RowClass, ...], y
         apart, moved = ([distance(held[other][s], held[number][s]).total for s in range(slots)] for other in (0, number - 1))
         rows = [h.dimensions.count for h in held[number]]
         before = [h.dimensions.count for h in held[number - 1]]
+        times = [one_input.time for one_input in one.inputs if one_input.time > 0]
         points.append(Point(
             paths=[o.path for o in one.origins], rows=one.rows, distances=apart, from_previous=moved,
+            began=_moment(min(times, default=None)), ended=_moment(max(times, default=None)),
             effects=[_units(apart[s], yards[s].unit(rows[s])) for s in range(slots)],
             changes=[_units(moved[s], yards[s].unit(rows[s], against=before[s])) for s in range(slots)],
         ))
-    return _told(points)
+    told = _told(points)
+    known = [(p.began, p.ended) for p in points if p.began is not None and p.ended is not None]
+    if any(after[1] < before[0] for before, after in itertools.pairwise(known)):
+        told.says += " (the files' times are in another order)"
+    return told
+
+
+def _moment(time: int | None) -> str | None:
+    """Nanoseconds since 1970 as text that sorts by time."""
+    if time is None:
+        return None
+    return datetime.fromtimestamp(time // 10**9, UTC).isoformat(timespec="seconds")
 
 
 def _units(value: float | None, unit: float | None) -> float | None:

@@ -81,7 +81,8 @@ def check_folder(inputs: Inputs) -> None:
         raise UsageError("--absorb folds what is wrong with the served states into the draft",
                          remedy="Give both: --serve and --draft")
     check_new(out)
-    for given in (inputs.draft, inputs.serve, inputs.train, inputs.train_heldout, inputs.target, inputs.sweep):
+    for given in (inputs.draft, inputs.source_draft, inputs.serve, inputs.train, inputs.train_heldout, inputs.target,
+                  inputs.sweep):
         if given is None or isinstance(given, Remote):
             continue
         own = given.resolve()

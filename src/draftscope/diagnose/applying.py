@@ -90,7 +90,6 @@ class _Work:
         self.raw: dict[str, Any] = raw if isinstance(raw, dict) else {}
         self.weights: Weights = read_weights(folder)
         self.tensors: dict[str, Tensor] = dict(self.weights.tensors)
-        self.source: Checkpoint | None = None
         self.changes: list[str] = []
         self.left: list[str] = []
         self.wanted: dict[str, Any] = {}
@@ -203,14 +202,12 @@ class _Work:
         self.changes.append(f"tensor {name}: {how}")
 
     def _restore(self, ahead: str, name: str) -> None:
-        given = self.examination.case.inputs.source_draft
-        if given is None:
+        source = self.examination.case.source
+        if source is None:
             self.left.append(f"{ahead}: tensor {name} can be restored from the checkpoint that this one was made from: give it "
                              "with --source-draft")
             return
-        if self.source is None:
-            self.source = load_checkpoint(given, target_layers=self.examination.case.layers)
-        tensor = self.source.tensors.get(name, self.source.idle.get(name))
+        tensor = source.tensors.get(name, source.idle.get(name))
         if tensor is None:
             self.left.append(f"{ahead}: the source draft has no tensor {name} either")
             return

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from draftscope.diagnose.counting import count_rows
+from draftscope.diagnose.source import open_source_draft
 from draftscope.eagle3.checkpoint import Checkpoint
 from draftscope.eagle3.tree import TreeShape, claimed_depth
 from draftscope.eagle3.tree import claimed as tree_of
@@ -143,6 +144,7 @@ class Case:
     heldout: Selected | None = None
     serve: Selected | None = None
     checkpoint: Checkpoint | None = None
+    source: Checkpoint | None = None
     target: Target | None = None
     recorded: RecordedSweep | None = None
     parts: TargetParts | None = None
@@ -180,6 +182,7 @@ def open_case(inputs: Inputs, report: Callable[[str], None] = lambda _: None) ->
         opened = open_checkpoint(model_folder(inputs.draft), case.layers)
         case.checkpoint, case.found = opened.checkpoint, opened.findings
         _check_target(case)
+    case.source = open_source_draft(inputs.source_draft, inputs.draft, case.checkpoint, case.layers)
     width = None if case.parts is None else case.parts.width
     slots = None if case.checkpoint is None else case.checkpoint.config.slots
     if width is None and case.checkpoint is not None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from draftscope.diagnose.ladder import Ladder, Repair
 from draftscope.eagle3.altered import FP8, GROUP, map_ids, matrices
-from draftscope.eagle3.checkpoint import Checkpoint, load_checkpoint
+from draftscope.eagle3.checkpoint import Checkpoint
 from draftscope.eagle3.replay import replay
 from draftscope.faults.facts_checkpoint import Apart, CheckpointFacts
 from draftscope.linting.target import head_facts, know
@@ -114,9 +114,9 @@ def _answers(sequence: Sequence) -> Tensor:
 def compare_source(examination: Examination, ladder: Ladder | None) -> None:
     """The checkpoint against the one that it was made from, tensor by tensor, and both on the training states."""
     case, m = examination.case, examination.m
-    if case.inputs.source_draft is None or case.checkpoint is None or m.checkpoint is None:
+    source = case.source
+    if source is None or case.checkpoint is None or m.checkpoint is None:
         return
-    source = load_checkpoint(case.inputs.source_draft, target_layers=case.layers)
     m.checkpoint.apart = apart = tensor_wise(source, case.checkpoint)
     examination.steps.append(
         f"the source draft: {apart.tensors} tensors compared, {len(apart.differing)} differ, {len(apart.absent)} are not here, "

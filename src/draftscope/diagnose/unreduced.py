@@ -22,7 +22,8 @@ from draftscope.target.model import Target
 FINEST = 8
 RANKS = (2, 4, 8)
 ROWS = 1024
-"""Rows looked at, at most."""
+"""Rows looked at, at most; fewer of wide targets, whose parts take up to BYTES a slot."""
+BYTES = 1 << 28
 NOTICEABLE = 0.02
 """Error of a slot from which it may be short of a part of a sum."""
 WHOLE = 0.25
@@ -64,13 +65,15 @@ def _off(facts: SideFacts, slot: int) -> bool:
 
 def _look(target: Target, selected: Selected, wanted: dict[int, int]) -> list[Share]:
     names, rows = set(choosing([s.name for s in selected.sequences])), 0
+    most = max(FEWEST, min(ROWS, BYTES // (8 * FINEST * target.width)))
     parts: dict[int, list[Rows]] = {slot: [] for slot in wanted}
     boundaries = {b for b in wanted.values() if 1 <= b <= target.layers}
     for sequence in selected.sequences:
-        if sequence.name not in names or rows >= ROWS:
+        count = min(sequence.rows, most - rows)
+        if sequence.name not in names or count < 2:
             continue
-        rows += sequence.rows
-        run = target.run(sequence.token_ids[None, : sequence.rows], boundaries, boundaries)
+        rows += count
+        run = target.run(sequence.token_ids[None, :count], boundaries, boundaries)
         for slot, b in wanted.items():
             if b in boundaries and (each := target.shares(b, run.partials[b], FINEST)) is not None:
                 parts[slot].append(_usable(sequence, slot, run.streams[b][0], run.partials[b][0], each[0]))
@@ -79,7 +82,7 @@ def _look(target: Target, selected: Selected, wanted: dict[int, int]) -> list[Sh
 
 
 def _usable(sequence: Sequence, slot: int, stream: Tensor, partial: Tensor, each: Tensor) -> Rows:
-    x, stream = sequence.features[:, slot].double(), stream.double().cpu()
+    x, stream = sequence.features[: len(stream), slot].double(), stream.double().cpu()
     norms = stream.norm(dim=-1)
     rows = x.isfinite().all(-1) & (norms <= SINK * norms.median())
     rows[0] = False

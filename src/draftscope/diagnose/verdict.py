@@ -34,6 +34,8 @@ SPANS = {
     "as_read": "configuration, loading",
     "measured": "runtime (draft cache, positions, graphs, sampler, counting)",
 }
+AFTER = {"needs-retraining": "takes another training", "needs-serving": "takes serving again", "bounded": "was not replayed",
+         "replayed": "was not replayed"}
 _ORDER = {known.id: i for i, known in enumerate(FAULTS)}
 
 
@@ -98,7 +100,7 @@ def conclude(examination: Examination, judged: list[Judged], found: Costs | None
         matched={**examination.matched, "reference": m.reference_from},
         power=power_of(examination),
         next=list(dict.fromkeys([
-            *contradicted, *_in_order(repair, rungs), *gaps, *(examination.next if verdict != "clean" else []),
+            *contradicted, *_in_order(repair, ranked, rungs), *gaps, *(examination.next if verdict != "clean" else []),
         ])),
         steps=examination.steps + examination.case.notes,
         provenance=examination.provenance(),
@@ -106,16 +108,24 @@ def conclude(examination: Examination, judged: list[Judged], found: Costs | None
     )
 
 
-def _in_order(repair: list[Mended], rungs: dict[str, Rung]) -> list[str]:
-    """The order in which to mend several faults, and what each step brings."""
-    if len(repair) < 2:
+def _in_order(repair: list[Mended], ranked: list[Judged], rungs: dict[str, Rung]) -> list[str]:
+    """The order in which to mend several faults: first what replay could undo, with what each step brings, then the others.
+
+    What takes new data or another training comes last: its effect shows only in a draft that is served rightly.
+    """
+    others = [j.suspicion for j in ranked if j.effect is None and j.suspicion.strength != "suspected"]
+    others.sort(key=lambda suspicion: suspicion.side == "train" or suspicion.recovery == "needs-retraining")
+    if len(repair) + len(others) < 2:
         return []
+    steps = [f"{step.fault} ({', '.join(step.where)})" + ("" if step.length is None else f": {step.length:.2f}")
+             for step in repair]
+    for one in others:
+        where = f" ({', '.join(one.where[:3])})" if one.where else ""
+        steps.append(f"{one.fault}{where}, which {AFTER[one.recovery]}")
     now = rungs.get("as_read") or rungs.get("served")
     begin = "" if now is None or now.length is None else f"from {now.length:.2f} "
-    steps = "; ".join(
-        f"{i}. {step.fault} ({', '.join(step.where)})" + ("" if step.length is None else f": {step.length:.2f}")
-        for i, step in enumerate(repair, 1))
-    return [f"mend in this order, accept length by replay {begin}to: {steps}; then measure again"]
+    told = f", accept length by replay {begin}to" if repair else ""
+    return [f"mend in this order{told}: {'; '.join(f'{i}. {step}' for i, step in enumerate(steps, 1))}; then measure again"]
 
 
 def _weigh(judged: Judged, examination: Examination) -> None:
@@ -130,7 +140,9 @@ def _weigh(judged: Judged, examination: Examination) -> None:
         _blame_the_recording(suspicion)
         return
     if _worsens(effect) and suspicion.runtime and suspicion.undo is not None and examination.ladder is not None:
-        _of_the_runtime(judged, trained_so(examination.ladder, suspicion.undo, examination.as_read, examination.case.inputs.seed))
+        known = "trained" in examination.rungs  # else the training states do not fit the draft
+        _of_the_runtime(judged, trained_so(examination.ladder, suspicion.undo, examination.as_read,
+                                           examination.case.inputs.seed) if known else None)
         return
     if _worsens(effect) and (not by_slot or m.reference_from != TRAINED):
         _not_the_cost(judged)

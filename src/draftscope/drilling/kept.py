@@ -68,7 +68,7 @@ class KeptRig(Rig):
 
     def serve(self, plant: Plant, draft_folder: Path, folder: Path) -> Summary:
         key = self._key(plant, draft_folder)
-        if key not in self.kept:
+        if key not in self.kept or not self.kept[key][0].is_dir():  # it goes with the folder of its exercise
             store = self.folder / "kept" / key.hex()
             shutil.rmtree(store, ignore_errors=True)
             self.kept[key] = (store, super().serve(plant, draft_folder, store))

@@ -114,6 +114,10 @@ def _case(pair: Pair, case: Case, tokens: Sequence[int | None], work: Path) -> I
         if case.broken is not None:
             raise case.broken
         run = pair.rig(case.setting, work).run(case.plant, out)
+    except DraftscopeError as error:
+        for n in tokens:
+            yield _of(case, pair, n, time.monotonic() - began, impossible=error)
+        return
     except Exception as error:
         stopping.heed()
         for n in tokens:
@@ -136,12 +140,13 @@ def _case(pair: Pair, case: Case, tokens: Sequence[int | None], work: Path) -> I
 
 def _of(
     case: Case, pair: Pair, tokens: int | None, seconds: float, *, error: Exception | None = None,
-    refused: DraftscopeError | None = None,
+    refused: DraftscopeError | None = None, impossible: DraftscopeError | None = None,
 ) -> Outcome:
     return Outcome(
         key=case.key, pair=pair.name, kind=case.kind, planted=list(case.planted), setting=case.setting.says(), tokens=tokens,
         verdict=None if refused is None else "undecided", said=[] if refused is None else [f"refused: {refused}"],
-        error=None if error is None else f"{type(error).__name__}: {error}"[:400], seconds=round(seconds, 3),
+        error=None if error is None else f"{type(error).__name__}: {error}"[:400],
+        impossible=None if impossible is None else str(impossible)[:400], seconds=round(seconds, 3),
     )
 
 

@@ -293,8 +293,7 @@ def _map(plant: Plant, draw: random.Random, layers: int) -> Drawn:
 
 
 def _head(plant: Plant, draw: random.Random, layers: int) -> Drawn:
-    if draw.random() < 0.5:
-        return "engine ties it unasked", replace(plant, engine=replace(plant.engine, altered=("head embedding",)))
+    # A tie that nobody asked for is weight-missing's variant: of a tied target its head and its embedding are one.
     tied = replace(plant, config=(*plant.config, ("tie_word_embeddings", True)))
     return "checkpoint: the embedding's first rows as head", replace(tied, export=("head embedding",))
 

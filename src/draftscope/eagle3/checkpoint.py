@@ -259,7 +259,9 @@ def _shares_head(config: DraftConfig, parts: TargetParts | None) -> bool:
 
 def _read_config(path: Path) -> dict[str, Any]:
     if not path.is_file():
-        raise DraftscopeError("no config.json here", where=str(path.parent), remedy="Give the folder of a draft checkpoint")
+        folder = path.parent
+        what = "no config.json here" if folder.is_dir() else "is not a folder" if folder.exists() else "does not exist"
+        raise DraftscopeError(what, where=str(folder), remedy="Give the folder of a draft checkpoint")
     raw = read_json(path)
     if not isinstance(raw, dict):
         raise DraftscopeError("not a JSON object", where=str(path))

@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+from draftscope.eagle3.config import DraftConfig
 from draftscope.eagle3.reading import D2T
 from draftscope.faults.changes import Change
 from draftscope.faults.measurements import Measurements, SideName
 from draftscope.faults.plant import Plant
 from draftscope.findings import Evidence, Fix, Recovery, Strength, Verdict
+from draftscope.target.model import Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +137,10 @@ class Fault(ABC):
     @abstractmethod
     def make(self, plant: Plant, variant: str) -> Plant:
         """The set-up with this fault planted; ValueError for an unknown variant."""
+
+    def beyond(self, variant: str, target: Target, draft: DraftConfig) -> str:
+        """Why this variant cannot befall such a pair; empty where it can."""
+        return ""
 
     def why_not(self, m: Measurements) -> str:
         """Where nothing was recognised: what was measured against what this fault would have shown, or what to hand over.

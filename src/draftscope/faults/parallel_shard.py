@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from draftscope.boundaries import Boundary
+from draftscope.eagle3.config import DraftConfig
 from draftscope.faults.base import Fault, Page, Suspicion, Trace, Undo, of_side
 from draftscope.faults.facts_rows import Blocks, RowFacts, Share, SlotRows
 from draftscope.faults.measurements import Measurements, SideFacts, SideName
@@ -12,6 +13,7 @@ from draftscope.faults.plant import Plant
 from draftscope.faults.req_mix import fresh
 from draftscope.faults.rowcause import figures, of_cause, told
 from draftscope.findings import Evidence, Fix
+from draftscope.target.model import Target
 from draftscope.target.rows import Channels, On, SequenceShards
 from draftscope.target.spoiling import Spoiler
 from draftscope.target.wiring import Wiring
@@ -191,6 +193,10 @@ class ParallelShard(Fault):
         side = "train" if name != variant else "serve"
         wiring = replace(getattr(plant, side), spoilers=(made,))
         return replace(plant, **{side: wiring})
+
+    def beyond(self, variant: str, target: Target, draft: DraftConfig) -> str:
+        ranks = _SUMS[variant][0] if variant in _SUMS else 0
+        return "" if not ranks or target.adds_shares(ranks) else "its MLPs' outputs are not just the sum of the ranks' parts"
 
     def mend(self, plant: Plant, boundaries: tuple[int, ...]) -> Plant | None:
         return replace(plant, serve=replace(plant.serve, slots=Wiring.of(boundaries).slots, spoilers=()))

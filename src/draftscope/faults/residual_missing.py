@@ -68,7 +68,10 @@ class ResidualMissing(Fault):
 
     def _of_slots(self, m: Measurements) -> list[Suspicion]:
         side, slots = compared(m)
-        found = [s for s in slots if s.way == "placed" and s.got.kind != s.want.kind]
+        # Slots short of other ranks' parts are near the partial sum, and are parallel-shard's.
+        shared = {one.slot for rows in m.rows.values() for one in rows.shares}
+        found = [s for s in slots if s.way == "placed" and s.got.kind != s.want.kind and s.slot not in shared
+                 and not (shared and s.want.kind == "partial")]
         if side is None or not found:
             return unpaired(self.id, m)
         serve = side.name == "serve"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from draftscope.eagle3.config import DraftConfig
 from draftscope.faults.base import Fault, Suspicion, Undo
 from draftscope.faults.checking import cut_from_target, engine_map, in_engine, in_file, told, untrained
 from draftscope.faults.measurements import CLEARLY, OTHER, SAME, TURNED, Measurements, StageFacts
 from draftscope.faults.plant import Plant
 from draftscope.faults.weight_missing_page import PAGE
 from draftscope.findings import Evidence, Fix, Patch
+from draftscope.target.model import Target
 
 CHANCE = 0.6
 _ASKED_BY = {"input_norm.": "norm_before_fc", "fc_norm.": "fc_norm", "midlayer.self_attn.q_norm.": "the q/k norms",
@@ -50,6 +52,10 @@ class WeightMissing(Fault):
         found = self._in_checkpoint(m) + self._untrained(m) + self._mask_token(m)
         found = found or self._source(m) or self._wrong_embedding(m) or self._otherwise(m) or self._head(m) or self._gains(m)
         return found or self._explained(m) or self._in_engine(m)
+
+    def beyond(self, variant: str, target: Target, draft: DraftConfig) -> str:
+        square = draft.num_attention_heads * draft.head_dim == draft.hidden_size
+        return "its o_proj is not square: turned, no loader takes it" if "transposed" in variant and not square else ""
 
     def why_not(self, m: Measurements) -> str:
         facts, stages = m.checkpoint, m.stages

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -15,6 +14,7 @@ from draftscope.pipeline.answers import Request
 from draftscope.pipeline.answers import answers as sampled
 from draftscope.pipeline.turns import CLOSING, OTHER, Markers, kinds, of_template
 from draftscope.target.model import Target
+from draftscope.target.packed import pack, plain_copy
 from draftscope.target.wiring import Wiring
 
 Rendering = Literal[
@@ -190,13 +190,16 @@ class Writer:
 
 def disturbed(target: Target, amount: float) -> Target:
     """The target with every matrix of its layers off by this share of its own spread: another model of the same tokenizer."""
-    model = copy.deepcopy(target.model)
+    model, packed = plain_copy(target)
     draw = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.ndim == 2 and ".layers." in name:
                 weight += amount * weight.std() * torch.randn(weight.shape, generator=draw, dtype=weight.dtype)
-    return Target(model, target.folder)
+    made = Target(model, target.folder)
+    if packed:
+        pack(made)
+    return made
 
 
 def elsewhere(prompts: Sequence[list[int]], marks: Markers, vocab: int) -> list[list[int]]:

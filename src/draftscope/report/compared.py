@@ -162,9 +162,10 @@ def series_figure(told: Series) -> Figure:
         y = top + 14 + 20 * slot
         parts += [joined([(WIDTH - right + 8, y - 4), (WIDTH - right + 32, y - 4)], f"{series(slot)} d{slot % 6}"),
                   label(WIDTH - right + 38, y, f"slot {slot}")]
-    head = ("fingerprint", "rows", *(f"slot {s} {what}" for s in range(slots) for what in ("units", "from the one before")))
+    head = ("fingerprint", "files from", "to", "rows",
+            *(f"slot {s} {what}" for s in range(slots) for what in ("units", "from the one before")))
     rows = tuple(
-        (f"{i} {', '.join(visible(path) for path in p.paths)}", f"{p.rows:,}", *(
+        (f"{i} {', '.join(visible(path) for path in p.paths)}", p.began or "–", p.ended or "–", f"{p.rows:,}", *(
             cell for s in range(slots) for cell in (number(p.effects[s]), number(p.changes[s] if p.changes else None))))
         for i, p in enumerate(told.points, 2))
     return figure("Distance from A by fingerprint, in units", told.says, top + depth + 40, parts, Table(head, rows))

@@ -79,7 +79,8 @@ def comparison_story(comparison: Comparison) -> Iterator[RenderableType]:
         for number_, point in enumerate(comparison.series.points, 2):
             told, moved = (", ".join(number(effect, 2) for effect in effects) for effects in (point.effects, point.changes))
             before = f" ({moved} from the one before)" if number_ > 2 else ""
-            yield Text(f"  {number_} {', '.join(visible(path) for path in point.paths)}: {told} units, by slot{before}")
+            when = f" of {point.began}" if point.began else ""
+            yield Text(f"  {number_} {', '.join(visible(path) for path in point.paths)}{when}: {told} units, by slot{before}")
         yield Text(f"  {sentence(comparison.series.says)}", style="yellow" if comparison.series.drifts else "")
     if any(c.entry is not None for c in comparison.assignment):
         yield Text(f"  {sentence(next(c.says for c in comparison.assignment if c.entry is not None))}")

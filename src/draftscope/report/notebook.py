@@ -91,9 +91,9 @@ def _figures(diagnosis: Diagnosis) -> dict[str, Figure]:
     maps = {f"boundaries {one.title.split(':')[0].lower()}": figures.heatmap(one) for one in figures.heatmaps(diagnosis)}
     held = {
         "ladder": figures.ladder(diagnosis), "positions": figures.positions(diagnosis),
-        "context": parts.breakdown(diagnosis, "context"), "kind": parts.breakdown(diagnosis, "kind"),
-        **maps, "lags": curves.lags(diagnosis),
-        "components": clouds.components(diagnosis), "channels": clouds.channels(diagnosis), "norms": curves.norms(diagnosis),
+        "context": parts.breakdown(diagnosis, "context"), "kind": parts.breakdown(diagnosis, "kind"), **maps,
+        "lags": curves.lags(diagnosis), "components": clouds.components(diagnosis), "channels": clouds.channels(diagnosis),
+        "norms": curves.norms(diagnosis),
         "training": parts.learning(diagnosis),
     }
     return {name: figure for name, figure in held.items() if figure is not None}

@@ -216,8 +216,8 @@ class Moments:
         count = self.count + other.count
         delta = other.mean - self.mean
         share = other.count / count
-        self.mean = torch.add(self.mean, delta, alpha=share)
-        self.squares = (self.squares + other.squares).addcmul_(delta, delta, value=self.count * share)
+        self.mean.add_(delta, alpha=share)
+        self.squares.add_(other.squares).addcmul_(delta, delta, value=self.count * share)
         self.count = count
 
     def state(self) -> State:
@@ -317,8 +317,8 @@ class Outliers:
         if self.largest.shape != other.largest.shape:
             raise ValueError(f"rows of width {len(self.largest)} and {len(other.largest)} do not go together")
         self.count += other.count
-        self.largest = torch.maximum(self.largest, other.largest)
-        self.exceeds = self.exceeds + other.exceeds
+        torch.maximum(self.largest, other.largest, out=self.largest)
+        self.exceeds.add_(other.exceeds)
 
     def state(self) -> State:
         return {"count": torch.tensor(self.count), "largest": self.largest, "exceeds": self.exceeds}

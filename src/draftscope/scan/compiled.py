@@ -20,7 +20,7 @@ _RULES = {"reassoc", "contract", "nsz"}
 
 
 def _jit(function: Function) -> Function:
-    kept = Path(__file__).is_file()  # of sources that came in an archive nothing stays on the machine
+    kept = Path(globals().get("__file__", "")).is_file()  # of sources that came in an archive nothing stays on the machine
     try:
         return numba.njit(nogil=True, cache=kept, fastmath=_RULES, error_model="numpy")(function)
     except RuntimeError:  # no folder that a cache could be kept in

@@ -127,6 +127,7 @@ class Fingerprint:
         between: how much sequences differ from each other.
         kept: a few sequences by name.
         estimated: empty where every sequence was taken.
+        unfinished: of a scan that was interrupted: how far it came, and what was asked for (`scan.resuming`); else empty.
     """
 
     entries: tuple[str, ...]
@@ -147,6 +148,7 @@ class Fingerprint:
     between: Between = field(default_factory=Between)
     kept: KeptSequences = field(default_factory=KeptSequences)
     estimated: tuple[Estimated, ...] = ()
+    unfinished: dict[str, Any] = field(default_factory=dict)
 
     @property
     def sequences(self) -> int:
@@ -257,7 +259,7 @@ class Fingerprint:
             "notes": self.notes, "origins": [vars(origin) for origin in self.origins], "parts": list(self.parts),
             "grouped": self.grouped, "every": self.every, "provenance": [asdict(one) for one in self.provenance],
             "odd": {kind: asdict(odd) for kind, odd in self.odd.items()},
-            "estimated": [asdict(one) for one in self.estimated], "about": ABOUT,
+            "estimated": [asdict(one) for one in self.estimated], "unfinished": self.unfinished, "about": ABOUT,
         }, ensure_ascii=False)
         sweep_up(path.absolute().parent, path.name)
         save_tensors(path, tensors, {"draftscope": header, "checksum": checksum(header, tensors)})
@@ -307,6 +309,7 @@ def _made(header: dict[str, Any], tensors: dict[str, Tensor]) -> Fingerprint:
         odd={str(kind): Odd(int(odd["count"]), [(str(name), str(why)) for name, why in odd["named"]])
              for kind, odd in header.get("odd", {}).items()},
         estimated=tuple(Estimated(str(one["how"]), int(one["taken"]), int(one["of"])) for one in header.get("estimated", ())),
+        unfinished=dict(header.get("unfinished", {})),
     )
     own: dict[str, dict[str, Tensor]] = {"inputs": {}, "between": {}, "kept": {}}
     rest = {}

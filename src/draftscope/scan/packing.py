@@ -28,7 +28,7 @@ ABOUT = {
     "*.outliers.*": "rows; largest [H] absolute value; exceeds [H], rows in which it is above 6 times the row's root mean square",
     "sample.{entry}.*": "rows with the smallest hashes of their values: keys [N], rows [N, H], keep = how many at most",
     "shape.{entry}.values.histogram": "[4096] values by the first 12 bits of their float32",
-    "shape.{entry}.sketch.*": "sums over rows x: count, total |x|^2, rows x, products x (x' Omega), Omega of `test_matrix`",
+    "shape.{entry}.sketch.*": "mean of rows; sums of y = x - mean: total |y|^2, products y (y' Omega), Omega of `omega_of`",
     "shape.{entry}.slices.*": "rows projected onto the first 16 columns of Omega: moments, and histograms as of values",
     "shape.{entry}.neighbours.*": "cosine between a row and the one before it: count, mean, squares of deviations",
     "between.*": "over sequences, by entry and class: mean [L, 4, 3], comoments; of rows, rows of the class, their norms' sum",

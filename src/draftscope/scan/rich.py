@@ -16,7 +16,6 @@ from draftscope.scan.core import POSITIONS, name_of
 from draftscope.scan.core_tensors import wide
 from draftscope.scan.fingerprint import Fingerprint
 from draftscope.scan.joint import Cosines, RowSample, cosines_of
-from draftscope.scan.shapes import test_matrix
 from draftscope.scan.statistics import Part, Shape
 
 TOGETHER = 256
@@ -79,11 +78,10 @@ class Rich:
             own = wide(rows[chosen, entry])
             made.samples.setdefault(entry, RowSample()).update_finite(own)
             exact = own.double()
-            projected = exact @ test_matrix(own.shape[1]).to(own.device)
             shape = made.shapes.setdefault(entry, Shape())
             shape.values.update(own)
-            shape.sketch.update_projected(exact, projected)
-            shape.slices.update_projected(projected)
+            shape.sketch.update(exact)
+            shape.slices.update(exact)
             shape.neighbours.update(torch.stack([exact, wide(before[chosen, entry]).double()], 1))
         self._cosines(gathered, wide(rows), usual)
 

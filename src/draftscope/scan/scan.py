@@ -17,7 +17,7 @@ from draftscope.scan.fingerprint import Estimated, Fingerprint, Odd, Origin, Pro
 from draftscope.scan.inputs import Input, identity_of
 from draftscope.scan.reading import Read, read_ahead
 from draftscope.scan.rich import share_of
-from draftscope.scan.tally import Tally
+from draftscope.scan.tally import Tally, quiet
 from draftscope.states.folder import FileSource, why_of
 from draftscope.states.places import Place
 from draftscope.states.types import Sample, Skipped, Source, Trace
@@ -90,10 +90,10 @@ def scan(
     """
     if every is not None and every < 1:
         raise UsageError(f"one row of every {every}", remedy="Say 1 for all rows, or more")
-    if shard is not None and not 0 <= shard[0] < shard[1]:
-        raise UsageError(f"shard {shard[0]} of {shard[1]}", remedy="Shards are numbered from 0 to n - 1")
-    chosen = list(range(len(source)) if positions is None else positions)
+    chosen: Sequence[int] = range(len(source)) if positions is None else positions
     if shard is not None:
+        if not 0 <= shard[0] < shard[1]:
+            raise UsageError(f"shard {shard[0]} of {shard[1]}", remedy="Shards are numbered from 0 to n - 1")
         chosen = chosen[shard[0] :: shard[1]]
     settings = Settings(slots, skip_odd, groups, share_of(len(source)) if every is None else every, engine, threads)
     course = Course(source, settings, chosen)
@@ -129,7 +129,7 @@ class Course:
         """Go on to the end, chunk after chunk."""
         threads = self.settings.threads or torch.get_num_threads()
         ended = False
-        with _pool(threads) as pool:
+        with quiet(self.engine), _pool(threads) as pool:
             while not ended and self.next < len(self.chosen):
                 with closing(read_ahead(self.source, self.chosen[self.next :])) as reads:
                     while True:

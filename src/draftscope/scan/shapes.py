@@ -1,7 +1,6 @@
 """What whole rows of an entry show: how values are distributed, principal components, projections, likeness of neighbours.
 
-The accumulators keep the contract of `scan.accumulators`, and take rows [N, H] that are finite. All are sums, so that merging is
-exact but for rounding.
+The accumulators keep the contract of `scan.accumulators`. All are sums, so that merging is exact but for rounding.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ class ValuesResult:
 
 
 @lru_cache(maxsize=8)
-def test_matrix(width: int) -> Tensor:
+def omega_of(width: int) -> Tensor:
     """[width, DIRECTIONS] float64, standard normal, the same everywhere: SplitMix64 of the place, then Box and Muller."""
     with np.errstate(over="ignore"):
         key = np.arange(1, 2 * width * DIRECTIONS + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
@@ -109,51 +108,53 @@ class ComponentsResult:
 class Sketch:
     """The covariance C of rows through Y = C Omega, with Omega [H, k] standard normal, k = `DIRECTIONS`.
 
-    Y is a sum over rows, so that sketches add up. Components come from the Nystrom approximation Y (Omega' Y)^-1 Y' (Tropp,
-    Yurtsever, Udell and Cevher, Fixed-rank approximation of a positive-semidefinite matrix from streaming data, NIPS 2017,
-    algorithm 3). Their theorem 4.1: cut to rank r < k - 1 its expected error in the nuclear norm is at most 1 + r / (k - r - 1)
-    times that of the best approximation of that rank: with k = 32, 1.19 times at r = 5 and 2.07 times at r = 16.
+    Rows count from their mean. Y is a sum over rows, so that sketches add up. Components come from the Nystrom approximation
+    Y (Omega' Y)^-1 Y' (Tropp, Yurtsever, Udell and Cevher, Fixed-rank approximation of a positive-semidefinite matrix from
+    streaming data, NIPS 2017, algorithm 3). Their theorem 4.1: cut to rank r < k - 1 its expected error in the nuclear norm is
+    at most 1 + r / (k - r - 1) times that of the best approximation of that rank: with k = 32, 1.19 times at r = 5 and 2.07
+    times at r = 16.
     """
 
     def __init__(self, width: int = 0) -> None:
         self.count = 0
-        self.total = torch.zeros((), dtype=torch.float64)  # sum of squared norms
-        self.rows = torch.zeros(width, dtype=torch.float64)  # their sum
-        self.products = torch.zeros(width, DIRECTIONS, dtype=torch.float64)  # sum of x (x' Omega)
+        self.mean = torch.zeros(width, dtype=torch.float64)
+        self.total = torch.zeros((), dtype=torch.float64)  # sum of squared distances from the mean
+        self.products = torch.zeros(width, DIRECTIONS, dtype=torch.float64)  # sum of y (y' Omega), y from the mean
 
     def update(self, rows: Tensor) -> None:
         rows = rows[finite_rows(rows)].double()
-        if len(rows):
-            self.update_projected(rows, rows @ test_matrix(rows.shape[1]))
-
-    def update_projected(self, rows: Tensor, projected: Tensor) -> None:
-        """The same from finite rows [N, H] float64 and their projections [N, k], where they are known."""
+        if len(rows) == 0:
+            return
         part = Sketch()
-        part.count, part.total = len(rows), rows.square().sum()
-        part.rows, part.products = rows.sum(0), rows.T @ projected
+        part.count, part.mean = len(rows), rows.mean(0)
+        off = rows - part.mean
+        part.total, part.products = off.square().sum(), off.T @ (off @ omega_of(rows.shape[1]).to(rows.device))
         self.merge(part)
 
     def merge(self, other: Sketch) -> None:
         if other.count == 0:
             return
         if self.count == 0:
-            self.count, self.total, self.rows, self.products = (other.count, other.total.clone(), other.rows.clone(),
+            self.count, self.mean, self.total, self.products = (other.count, other.mean.clone(), other.total.clone(),
                                                                 other.products.clone())
             return
-        if self.rows.shape != other.rows.shape:
-            raise ValueError(f"rows of width {len(self.rows)} and {len(other.rows)} do not go together")
-        self.count += other.count
-        self.total, self.rows = self.total + other.total, self.rows + other.rows
-        self.products = self.products + other.products
+        if self.mean.shape != other.mean.shape:
+            raise ValueError(f"rows of width {len(self.mean)} and {len(other.mean)} do not go together")
+        count, delta = self.count + other.count, other.mean - self.mean
+        weight = self.count * other.count / count
+        self.total = self.total + other.total + delta.square().sum() * weight
+        self.products = (self.products + other.products).addr_(delta, delta @ omega_of(len(delta)), alpha=weight)
+        self.mean = torch.add(self.mean, delta, alpha=other.count / count)
+        self.count = count
 
     def state(self) -> State:
-        return {"count": torch.tensor(self.count), "total": self.total, "rows": self.rows, "products": self.products}
+        return {"count": torch.tensor(self.count), "mean": self.mean, "total": self.total, "products": self.products}
 
     @classmethod
     def from_state(cls, state: State) -> Sketch:
         made = cls()
         made.count = int(state["count"])
-        made.total, made.rows, made.products = (state[name].clone() for name in ("total", "rows", "products"))
+        made.mean, made.total, made.products = (state[name].clone() for name in ("mean", "total", "products"))
         return made
 
     def result(self) -> ComponentsResult:
@@ -163,18 +164,13 @@ class Sketch:
 
     def components(self) -> tuple[float, Tensor, Tensor]:
         """Variance over all dimensions, the largest components' shares of it, their directions [H, components], orthonormal."""
-        size = self.total / self.count + 1e-300  # scaled, so that huge values stay finite
-        mean = self.rows / self.count
-        omega = test_matrix(len(mean))
-        centred = (self.products / self.count - mean[:, None] * (mean @ omega)) / size
-        total = float((self.total / self.count - mean.square().sum()).clamp_min(0))
-        shift = torch.finfo(torch.float64).eps * centred.norm() * len(mean) ** 0.5
-        if total == 0 or shift == 0:
-            keep = min(COMPONENTS, len(mean))
-            return total, torch.zeros(keep, dtype=torch.float64), torch.eye(len(mean), keep, dtype=torch.float64)
-        held, directions = _nystrom(centred, omega, shift)
-        keep = min(COMPONENTS, len(held))
-        return total, (held[:keep] * size / total).clamp(0, 1), directions[:, :keep]
+        keep = min(COMPONENTS, len(self.mean))
+        if self.total == 0:
+            return 0.0, torch.zeros(keep, dtype=torch.float64), torch.eye(len(self.mean), keep, dtype=torch.float64)
+        omega, products = omega_of(len(self.mean)), self.products / self.total  # scaled, so that huge values stay finite
+        shift = torch.finfo(torch.float64).eps * products.norm() * len(self.mean) ** 0.5
+        held, directions = _nystrom(products, omega, shift)
+        return float(self.total) / self.count, held[:keep].clamp(0, 1), directions[:, :keep]
 
 
 def _nystrom(products: Tensor, omega: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
@@ -196,12 +192,9 @@ class Slices:
 
     def update(self, rows: Tensor) -> None:
         rows = rows[finite_rows(rows)].double()
-        if len(rows):
-            self.update_projected(rows @ test_matrix(rows.shape[1]))
-
-    def update_projected(self, projected: Tensor) -> None:
-        """The same from projections [N, SLICES or more] float64, where they are known."""
-        projected = projected[:, :SLICES]
+        if len(rows) == 0:
+            return
+        projected = rows @ omega_of(rows.shape[1])[:, :SLICES].to(rows.device)
         self.moments.update_found(projected)
         bins = bins_of(projected).long() + BINS * torch.arange(SLICES)
         self.histogram += torch.bincount(bins.flatten(), minlength=SLICES * BINS).view(SLICES, BINS)

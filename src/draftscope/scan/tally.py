@@ -25,7 +25,7 @@ from draftscope.scan.accumulators import row_norms
 from draftscope.scan.core import CELLS, RANGES, SINK, Engine, Store, cells_of, class_of, engine_of, name_of
 from draftscope.scan.fingerprint import ORDINARY, Fingerprint, Part
 from draftscope.scan.rich import Rich
-from draftscope.scan.statistics import Kind, merge_into
+from draftscope.scan.statistics import RowClass, Statistics, merge_into
 from draftscope.states.mapped import release
 
 __all__ = ["SINK", "Tally", "add_sequence", "classes_of", "half_of"]
@@ -115,7 +115,7 @@ class Tally:
         self._take_up()
         for group in list(self._held):
             self._hand_over(group)
-        with self._quiet():
+        with quiet(self.engine):
             self._rich.flush()
         if self._pool is not None and self._own:
             self._pool.shutdown()
@@ -138,7 +138,7 @@ class Tally:
             self._held[item.group] = self._held.pop(item.group, {})
             self._store(item)
         columns = _columns(width, self._threads // entries if self.engine.compiled else 1)
-        with self._quiet():
+        with quiet(self.engine):
             if len(columns) == 1 and all(len(item.blocks()) == 1 for item in batch):
                 self._map(partial(self._entry, batch), range(entries))
             else:
@@ -188,26 +188,33 @@ class Tally:
     def _hand_over(self, group: str) -> None:
         made = self.fingerprint
         for (_, half), store in sorted(self._held.pop(group).items()):
+            whole: dict[tuple[int, RowClass], Statistics] = {}  # over ranges of positions
             for entry, cell, found in store.results():
                 row_class, at = class_of(cell)
+                if row_class in ORDINARY:
+                    merge_into(made.parts.setdefault(("position", name_of(at)), Part()).cells, (entry, row_class), found)
+                merge_into(whole, (entry, row_class), found)
+            for (entry, row_class), found in whole.items():
                 merge_into(made.cells, (entry, row_class, half), found)
                 if row_class in ORDINARY:
-                    names: tuple[tuple[Kind, str], ...] = (("position", name_of(at)), ("group", group))
-                    for part in names:
-                        merge_into(made.parts.setdefault(part, Part()).cells, (entry, row_class), found)
+                    merge_into(made.parts.setdefault(("group", group), Part()).cells, (entry, row_class), found)
 
-    @contextmanager
-    def _quiet(self) -> Iterator[None]:
-        """torch with one thread: what is small is slower with several, the more so beside threads of ours."""
-        before = torch.get_num_threads()
-        if not self.engine.compiled or before == 1:
-            yield
-            return
-        torch.set_num_threads(1)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
+
+@contextmanager
+def quiet(engine: Engine) -> Iterator[None]:
+    """torch with one thread beside compiled passes: what is small is slower with several, and those that wait spin.
+
+    Threads that are started meanwhile have one, too.
+    """
+    before = torch.get_num_threads()
+    if not engine.compiled or before == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _measure(item: _Item, start: int, stop: int, entry: int) -> None:

@@ -148,6 +148,17 @@ class Target:
         """`ranks.shares` of layer `boundary` - 1, of the stream between its attention and MLP [..., Ht]."""
         return shares(self._layers[boundary - 1], self.family.mlp_input, partial, ranks)
 
+    def adds_shares(self, ranks: int) -> bool:
+        """Whether a layer's output is the stream between attention and MLP plus the parts of so many ranks, and no more."""
+        if not self.partials:
+            return False
+        run = self.run(torch.arange(4)[None] % self.parts.vocab, {1}, {1})
+        each = self.shares(1, run.partials[1], ranks)
+        if each is None:
+            return False
+        added = (run.streams[1] - run.partials[1]).float()
+        return bool((each.sum(-2).float() - added).norm() < 0.1 * added.norm())
+
     def _first_share(self, tap: Boundary, run: Run) -> Tensor:
         partial = run.partials[tap.index]
         found = self.shares(tap.index, partial, tap.ranks)

@@ -7,6 +7,7 @@ model. It halves a verify pass and does not slow any other.
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -29,6 +30,30 @@ class PackedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PackedLinear:
+        return self  # its weight cannot be copied, and never changes
+
+    def plain(self) -> nn.Linear:
+        """The layer with its weight [out, in] as it was: a product with ones and zeros gives it back to the bit."""
+        with torch.no_grad():
+            bare = torch.ops.mkldnn._linear_pointwise(torch.eye(self.in_features), self._packed, None, "none", [], "")
+            made = nn.Linear(self.in_features, self.out_features, bias=self._bias is not None, device="meta")
+            made.weight = nn.Parameter(bare.T.contiguous(), requires_grad=False)
+            if self._bias is not None:
+                made.bias = nn.Parameter(self._bias.clone(), requires_grad=False)
+        return made
+
+
+def plain_copy(target: Target) -> tuple[Any, bool]:
+    """A copy of a target's model whose linear layers have weights that can be changed, and whether they were packed."""
+    model, packed = copy.deepcopy(target.model), False
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, PackedLinear):
+                setattr(module, name, child.plain())
+                packed = True
+    return model, packed
 
 
 def pack(target: Target, draft: nn.Module | None = None) -> bool:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from draftscope.target.model import Target
+from draftscope.target.packed import pack, plain_copy
 
 Precision = Literal["int8", "fp8", "int4"]
 PRECISIONS: tuple[Precision, ...] = ("int8", "fp8", "int4")
@@ -18,12 +18,15 @@ GROUP = 32
 
 def quantised(target: Target, precision: Precision) -> Target:
     """The target with every matrix of its layers rounded; embedding, norms and head stay, as quantisers leave them."""
-    model = copy.deepcopy(target.model)
+    model, packed = plain_copy(target)
     for layer in model.get_decoder().layers:
         for module in layer.modules():
             if isinstance(module, nn.Linear):
                 module.weight.data = rounded(module.weight.data, precision)
-    return Target(model, target.folder)
+    made = Target(model, target.folder)
+    if packed:
+        pack(made)
+    return made
 
 
 def rounded(weight: Tensor, precision: Precision) -> Tensor:

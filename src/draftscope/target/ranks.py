@@ -7,6 +7,8 @@ from torch import Tensor, nn
 
 MLPS = ("mlp", "block_sparse_moe", "feed_forward")
 """Names under which a decoder layer holds its MLP."""
+BEHIND = ("post_feedforward_layernorm", "residual_multiplier")
+"""What a layer has that puts a norm or a factor between its MLP and the stream."""
 
 
 def shares(layer: nn.Module, mlp_input: str, partial: Tensor, ranks: int) -> Tensor | None:
@@ -17,11 +19,15 @@ def shares(layer: nn.Module, mlp_input: str, partial: Tensor, ranks: int) -> Ten
         partial: [..., Ht], that stream.
 
     Returns:
-        [..., ranks, Ht]; None where the MLP has no one last projection (experts, packed weights), or no such parts.
+        [..., ranks, Ht]; None where the MLP has no one last projection (experts), or no such parts, or where its output is not
+        just added to the stream.
     """
+    if any(hasattr(layer, name) for name in BEHIND):
+        return None
     mlp = next((child for name, child in layer.named_children() if name in MLPS), None)
     down = getattr(mlp, "down_proj", None)
-    if not isinstance(down, nn.Linear) or mlp is None or down.in_features % ranks:
+    weights = down.plain() if down is not None and hasattr(down, "plain") else down  # of a packed target
+    if not isinstance(weights, nn.Linear) or down is None or mlp is None or weights.in_features % ranks:
         return None
     entered: list[Tensor] = []
     before = getattr(layer, mlp_input)
@@ -33,7 +39,7 @@ def shares(layer: nn.Module, mlp_input: str, partial: Tensor, ranks: int) -> Ten
         handle.remove()
     with torch.no_grad():
         each = [nn.functional.linear(part, weight) for part, weight in
-                zip(entered[0].chunk(ranks, -1), down.weight.chunk(ranks, -1), strict=True)]
-    if down.bias is not None:
-        each[0] = each[0] + down.bias.detach()
+                zip(entered[0].chunk(ranks, -1), weights.weight.chunk(ranks, -1), strict=True)]
+    if weights.bias is not None:
+        each[0] = each[0] + weights.bias.detach()
     return torch.stack(each, -2)
