@@ -50,7 +50,8 @@ def test_every_control_of_the_viewer(address: str, browser: Browser, tmp_path: P
         visit.page.get_by_label("left: broken.json").check()
         visit.page.get_by_label("right: mended.json").check()
         visit.page.get_by_role("button").click()
-        visit.page.wait_for_url(re.compile(r"/pair\?a=\w+&b=\w+$"))
+        visit.page.locator(".pair").wait_for()
+        assert re.search(r"/pair\?[ab]=\w+&[ab]=\w+$", visit.page.url)
         assert "1.31" in visit.page.locator("tr", has_text="as read").first.inner_text()
         frames = visit.page.locator(".pair iframe")
         assert frames.count() == 2

@@ -77,9 +77,14 @@ def _scatter(slot: SlotChannels, left: float, top: float, size: float) -> list[M
     sizes = {c: (a, b) for c, a, b in zip(slot.channel, slot.train, slot.serve, strict=True)}
     for c in slot.outliers:
         parts.append(circle(*where[c], "outlier", f"channel {c}: {sizes[c][0]:.4g} in training, {sizes[c][1]:.4g} in service"))
-    for c in sorted(slot.outliers, key=lambda c: -max(sizes[c]))[:LABELLED]:
+    taken: list[tuple[float, float]] = []
+    for c in sorted(slot.outliers, key=lambda c: -max(sizes[c])):
         x, y = where[c]
         near = x > left + size - 34
+        at_x = x - 20 if near else x + 20
+        if len(taken) == LABELLED or any(abs(at_x - u) < 30 and abs(y - v) < 12 for u, v in taken):
+            continue  # it would lie on another number; its tip and the table name it
+        taken.append((at_x, y))
         parts.append(label(x + (-7 if near else 7), y + 4, str(c), "tick end" if near else "tick"))
     return parts
 
