@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load
 from tiny import DRAFT, TARGET, tiny_rig
 
-from draftscope.bundling import FOLDER, Scrubber, write_bundle
+from draftscope.bundling import FOLDER, Scrubber, _without_tokens, write_bundle
 from draftscope.cli.main import run
 from draftscope.diagnose.case import Inputs
 from draftscope.errors import DraftscopeError
@@ -139,3 +139,11 @@ def test_only_a_bundle_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixt
     first = (tmp_path / "a.zip").read_bytes()
     run(["diagnose", "--draft", str(DRAFT), "--quiet", "--bundle", str(tmp_path / "a.zip")])
     assert (tmp_path / "a.zip").read_bytes() == first
+
+
+def test_tokens_of_what_the_report_draws_stay_out() -> None:
+    request = {"name": "r", "ids": [5, 9], "text": ["AC", "ME"], "status": ["prompt", "instead"], "drafted": [-1, 7],
+               "drafted_text": ["", "bot"], "cosines": [[1.0, 0.5]]}
+    views = _without_tokens({"requests": [dict(request)], "channels": []})
+    bare = {"ids": [-1, -1], "text": [], "drafted": [-1, -1], "drafted_text": []}
+    assert views == {"channels": [], "requests": [request | bare]}
