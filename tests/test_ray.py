@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import sys
@@ -26,6 +27,7 @@ from draftscope.target.embedded import cache_directory
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("default")]
 ROOT = Path(__file__).resolve().parent.parent
 FILES = 40
+PORTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
 
 
 def site() -> Path:
@@ -47,13 +49,24 @@ def patiently(call: Any) -> Any:
     return asked
 
 
+def told_beforehand(start: Any) -> Any:
+    """A raylet waits 15 seconds at most for its agents to write down their ports; those that were given are written here."""
+    signature = inspect.signature(start)
+
+    def started(*args: Any, **named: Any) -> Any:
+        given = signature.bind(*args, **named).arguments
+        for name in PORTS:
+            (Path(given["session_dir"]) / f"{name}_{given['node_id']}").write_text(str(given[name]))
+        return start(*args, **named)
+
+    return started
+
+
 def add_node(nodes: Any, **more: Any) -> None:
     """One more node, of one processor."""
     for attempt in range(3):
         try:
-            # Of ports that are given the raylet does not wait to be told, which it does for 15 seconds at most.
-            ports = {name: free_port() for name in (
-                "metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")}
+            ports = {name: free_port() for name in PORTS}
             nodes.add_node(num_cpus=1, object_store_memory=100 * 2**20, include_dashboard=False, no_monitor=True, **ports, **more)
             nodes.wait_for_nodes(timeout=120)
             return
@@ -80,6 +93,7 @@ def cluster() -> Iterator[Any]:
         # The dashboard's server is of no use here, and its packages are not there.
         patch.setattr(node.Node, "start_api_server", lambda self, **named: None)
         patch.setattr(services, "get_node", patiently(services.get_node))
+        patch.setattr(services, "start_raylet", told_beforehand(services.start_raylet))
         nodes = Nodes()
         try:
             for _ in range(3):
