@@ -68,7 +68,7 @@ class Between:
         self.count = count
 
     def state(self) -> State:
-        return {"count": torch.tensor(self.count), "mean": torch.from_numpy(self.mean), "squares": torch.from_numpy(self.squares)}
+        return {"count": torch.tensor(self.count), "mean": torch.tensor(self.mean), "squares": torch.tensor(self.squares)}
 
     @classmethod
     def from_state(cls, state: dict[str, Tensor]) -> Between:

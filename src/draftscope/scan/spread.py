@@ -6,6 +6,7 @@ follow from the source alone (`scan.pieces`), the figures are the same whoever d
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -120,6 +121,7 @@ def _connected(cluster: Cluster) -> Iterator[Any]:
         raise UsageError(f"--ray needs Ray ({error})", remedy="pip install 'draftscope[ray]'") from None
     own = not ray.is_initialized()
     if own:
+        _answers(cluster.address)
         try:
             alone = {"include_dashboard": False} if cluster.address == "local" else {}
             ray.init(address=cluster.address, log_to_driver=False, logging_level="error", configure_logging=False, **alone)
@@ -133,6 +135,22 @@ def _connected(cluster: Cluster) -> Iterator[Any]:
     finally:
         if own:
             ray.shutdown()
+
+
+def _answers(address: str) -> None:
+    """Ray itself asks an address where nothing listens for minutes.
+
+    Raises:
+        DraftscopeError: nothing listens at HOST:PORT.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or "/" in host or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+    except (OSError, OverflowError) as error:
+        raise DraftscopeError(f"no Ray cluster can be reached ({error})", where=address,
+                              remedy="Start one (`ray start --head`), or name its address") from None
 
 
 def _got(ray: Any, reference: Any) -> Any:
