@@ -42,7 +42,6 @@ from draftscope.faults import FAULTS, fault
 from draftscope.faults.plant import Plant
 from draftscope.faults.rig import Run
 from draftscope.shares import at_most, wilson
-from draftscope.target.wiring import Wiring
 
 HEALTHY = Plant.healthy((2, 4, 5))
 
@@ -181,8 +180,7 @@ def test_everything_that_a_run_left_is_handed_over(pair: Pair, tmp_path: Path) -
 
 
 def test_nothing_is_done_twice_and_a_crash_is_an_outcome(pair: Pair, tmp_path: Path) -> None:
-    broken = Case("broken", "single", Plant(serve=Wiring.of((2, 4, 99)), train=HEALTHY.train),
-                  (Planted(fault="layer-set", variant="none"),))
+    broken = Case("broken", "single", HEALTHY, (Planted(fault="layer-set", variant="none"),), broken=ZeroDivisionError("of 99"))
     cases = [broken, *singles(HEALTHY, chosen(["layer-offset: +1"])), Case("health", "clean", HEALTHY)]
     seen: list[Outcome] = []
 

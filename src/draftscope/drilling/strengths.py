@@ -295,6 +295,8 @@ def _map(plant: Plant, draw: random.Random, layers: int) -> Drawn:
 def _head(plant: Plant, draw: random.Random, layers: int) -> Drawn:
     # A tie that nobody asked for is weight-missing's variant: of a tied target its head and its embedding are one.
     tied = replace(plant, config=(*plant.config, ("tie_word_embeddings", True)))
+    if draw.random() < 0.5:
+        return "engine ties it to the target's head", replace(tied, engine=replace(plant.engine, altered=("head target first",)))
     return "checkpoint: the embedding's first rows as head", replace(tied, export=("head embedding",))
 
 
