@@ -289,6 +289,7 @@ def test_what_cannot_be_planted_here_is_no_miss(pair: Pair, tmp_path: Path) -> N
     exercise(pair, [case], [64], tmp_path)
     (told,) = read_outcomes(tmp_path)
     assert told.impossible and told.error is None and not score([told]).scores
+    assert str(tmp_path) not in told.impossible
 
 
 def test_what_cannot_befall_a_pair_is_not_exercised_on_it(pair: Pair, tmp_path: Path) -> None:

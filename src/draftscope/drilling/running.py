@@ -116,12 +116,12 @@ def _case(pair: Pair, case: Case, tokens: Sequence[int | None], work: Path) -> I
         run = pair.rig(case.setting, work).run(case.plant, out)
     except DraftscopeError as error:
         for n in tokens:
-            yield _of(case, pair, n, time.monotonic() - began, impossible=error)
+            yield _of(case, pair, n, time.monotonic() - began, impossible=_plain(error, work))
         return
     except Exception as error:
         stopping.heed()
         for n in tokens:
-            yield _of(case, pair, n, time.monotonic() - began, error=error)
+            yield _of(case, pair, n, time.monotonic() - began, error=f"{type(error).__name__}: {_plain(error, work)}")
         return
     made = (time.monotonic() - began) / len(tokens)
     for n in tokens:
@@ -130,23 +130,27 @@ def _case(pair: Pair, case: Case, tokens: Sequence[int | None], work: Path) -> I
             found = diagnose(inputs_of(run, case.plant, pair.target, counted=case.setting.counted, max_tokens=n))
         except DraftscopeError as error:
             # A refusal is an answer: the files contradict each other, and it says how.
-            yield _of(case, pair, n, made + time.monotonic() - began, refused=error)
+            yield _of(case, pair, n, made + time.monotonic() - began, refused=_plain(error, work))
         except Exception as error:
             stopping.heed()
-            yield _of(case, pair, n, made + time.monotonic() - began, error=error)
+            yield _of(case, pair, n, made + time.monotonic() - began, error=f"{type(error).__name__}: {_plain(error, work)}")
         else:
             yield judge(case, pair.name, n, found, made + time.monotonic() - began)
 
 
+def _plain(error: Exception, work: Path) -> str:
+    """Without the temporary folder's path, which says nothing to whoever reads the outcome elsewhere."""
+    return str(error).replace(f"{work}/", "")[:400]
+
+
 def _of(
-    case: Case, pair: Pair, tokens: int | None, seconds: float, *, error: Exception | None = None,
-    refused: DraftscopeError | None = None, impossible: DraftscopeError | None = None,
+    case: Case, pair: Pair, tokens: int | None, seconds: float, *, error: str | None = None, refused: str | None = None,
+    impossible: str | None = None,
 ) -> Outcome:
     return Outcome(
         key=case.key, pair=pair.name, kind=case.kind, planted=list(case.planted), setting=case.setting.says(), tokens=tokens,
-        verdict=None if refused is None else "undecided", said=[] if refused is None else [f"refused: {refused}"],
-        error=None if error is None else f"{type(error).__name__}: {error}"[:400],
-        impossible=None if impossible is None else str(impossible)[:400], seconds=round(seconds, 3),
+        verdict=None if refused is None else "undecided", said=[] if refused is None else [f"refused: {refused}"], error=error,
+        impossible=impossible, seconds=round(seconds, 3),
     )
 
 
