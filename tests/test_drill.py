@@ -278,18 +278,12 @@ def test_the_command_writes_what_its_schema_says(tmp_path: Path, capsys: pytest.
     assert run([*arguments, "--tokens", "some"]) == 2
 
 
-def test_what_cannot_be_planted_here_is_no_miss(pair: Pair, tmp_path: Path) -> None:
-    """A loader that refuses the spoilt file, and a family in which the fault does not exist."""
-    refused = Outcome(key="a", pair="p", kind="single", planted=[Planted(fault="weight-missing", variant="x")],
-                      impossible="refused")
-    found = score([refused])
-    assert not found.scores and not found.pairs
+def test_a_refusal_while_a_case_is_made_is_told_without_the_folder(pair: Pair, tmp_path: Path) -> None:
     broken = replace(HEALTHY, export=("transpose fc.weight",))  # which is not square
-    case = Case("shapes", "single", broken, (Planted(fault="weight-missing", variant="x"),))
-    exercise(pair, [case], [64], tmp_path)
+    exercise(pair, [Case("shapes", "single", broken, (Planted(fault="weight-missing", variant="x"),))], [64], tmp_path)
     (told,) = read_outcomes(tmp_path)
-    assert told.impossible and told.error is None and not score([told]).scores
-    assert str(tmp_path) not in told.impossible
+    assert told.error and "fc.weight" in told.error and str(tmp_path) not in told.error
+    assert [one.errors for one in score([told]).scores] == [1, 1]
 
 
 def test_what_cannot_befall_a_pair_is_not_exercised_on_it(pair: Pair, tmp_path: Path) -> None:

@@ -45,7 +45,6 @@ class Outcome(Model):
         wrong_proven: faults called proven that nobody planted.
         length_now, length_if_fixed: of the first finding.
         said: where nothing was found, why not; error: where the case crashed, with what.
-        impossible: why the fault can't be planted in this pair (its shapes, its family, a loader that refuses it): not counted.
     """
 
     key: str
@@ -64,7 +63,6 @@ class Outcome(Model):
     length_if_fixed: float | None = None
     said: list[str] = Field(default_factory=list)
     error: str | None = None
-    impossible: str | None = None
     seconds: float = 0.0
 
 

@@ -114,10 +114,6 @@ def _case(pair: Pair, case: Case, tokens: Sequence[int | None], work: Path) -> I
         if case.broken is not None:
             raise case.broken
         run = pair.rig(case.setting, work).run(case.plant, out)
-    except DraftscopeError as error:
-        for n in tokens:
-            yield _of(case, pair, n, time.monotonic() - began, impossible=_plain(error, work))
-        return
     except Exception as error:
         stopping.heed()
         for n in tokens:
@@ -145,12 +141,11 @@ def _plain(error: Exception, work: Path) -> str:
 
 def _of(
     case: Case, pair: Pair, tokens: int | None, seconds: float, *, error: str | None = None, refused: str | None = None,
-    impossible: str | None = None,
 ) -> Outcome:
     return Outcome(
         key=case.key, pair=pair.name, kind=case.kind, planted=list(case.planted), setting=case.setting.says(), tokens=tokens,
         verdict=None if refused is None else "undecided", said=[] if refused is None else [f"refused: {refused}"], error=error,
-        impossible=impossible, seconds=round(seconds, 3),
+        seconds=round(seconds, 3),
     )
 
 

@@ -22,7 +22,7 @@ def score(outcomes: Iterable[Outcome], *, keep_cases: bool = True) -> Drill:
     Args:
         keep_cases: whether the outcomes themselves go into the result.
     """
-    every = sorted((o for o in outcomes if o.impossible is None), key=lambda o: (o.pair, o.kind, o.key, _amount(o)))
+    every = sorted(outcomes, key=lambda o: (o.pair, o.kind, o.key, _amount(o)))
     most = _fullest(every)
     scores = []
     one_fault = [o for o in every if o.kind in ("single", "other strength")]

@@ -7,8 +7,6 @@ from torch import Tensor, nn
 
 MLPS = ("mlp", "block_sparse_moe", "feed_forward")
 """Names under which a decoder layer holds its MLP."""
-BEHIND = ("post_feedforward_layernorm", "residual_multiplier")
-"""What a layer has that puts a norm or a factor between its MLP and the stream."""
 
 
 def shares(layer: nn.Module, mlp_input: str, partial: Tensor, ranks: int) -> Tensor | None:
@@ -19,11 +17,8 @@ def shares(layer: nn.Module, mlp_input: str, partial: Tensor, ranks: int) -> Ten
         partial: [..., Ht], that stream.
 
     Returns:
-        [..., ranks, Ht]; None where the MLP has no one last projection (experts), or no such parts, or where its output is not
-        just added to the stream.
+        [..., ranks, Ht]; None where the MLP has no one last projection (experts), or no such parts.
     """
-    if any(hasattr(layer, name) for name in BEHIND):
-        return None
     mlp = next((child for name, child in layer.named_children() if name in MLPS), None)
     down = getattr(mlp, "down_proj", None)
     weights = down.plain() if down is not None and hasattr(down, "plain") else down  # of a packed target
