@@ -30,6 +30,7 @@ PAIRS = [
     ("scale-mult", "half of the channels x1.2", "recur-state", "post-norm fed back"),
     ("layer-offset", "last slot +1", "quant-inherit", "engine: fp8 without scales"),
     ("capture-alias", "a later state in some rows", "rope", "another theta"),
+    ("scale-mult", "one slot x8", "parallel-shard", "train partial sums"),
 ]
 """Where one is of the training side, it is the second: it is mended last."""
 OF_TRAINING = {"data-offpolicy", "lossmask-span", "lossmask-empty"}
