@@ -8,8 +8,10 @@ import pytest
 from tiny import tiny_rig
 
 from draftscope.diagnose.run import diagnose
-from draftscope.drilling.cases import together
-from draftscope.drilling.running import inputs_of
+from draftscope.drilling.cases import Case, together
+from draftscope.drilling.exercised import open_pair
+from draftscope.drilling.report import Planted
+from draftscope.drilling.running import exercise, inputs_of, read_outcomes
 from draftscope.faults import fault
 from draftscope.faults.plant import Plant
 from draftscope.faults.rig import Rig
@@ -54,3 +56,16 @@ def test_neither_hides_the_other(rig: Rig, first: str, one: str, second: str, ot
     assert first in order and second in order
     assert second not in OF_TRAINING or order.index(first) < order.index(second), "what takes training comes last"
     assert not any("no known runtime fault explains" in text for text in found.next), "it is explained"
+
+
+def test_whole_streams_of_a_sound_server_are_no_fault_of_it(tmp_path: Path) -> None:
+    """Training states short of other ranks' parts, beside a served slot that is off: only what is wrong is named."""
+    data = Path(__file__).parent / "data" / "tiny-qwen3"
+    pair = open_pair(data / "target", data / "draft", data / "prompts.json", "qwen", lambda _: None)
+    planted = ("scale-mult", "one slot x8"), ("parallel-shard", "train partial sums")
+    plant = together(Plant.healthy((2, 4, 6)), *((fault(name), variant) for name, variant in planted))
+    assert plant is not None
+    case = Case("both", "pair", plant, tuple(Planted(fault=name, variant=variant) for name, variant in planted))
+    exercise(pair, [case], [None], tmp_path)
+    (told,) = read_outcomes(tmp_path)
+    assert {named.fault for named in told.findings} == {"scale-mult", "parallel-shard"}, told
