@@ -2,10 +2,10 @@
 
     python bench/bench_capture.py [--rounds 7] [--prompts 8] [--tokens 64] [-k 3]
 
-Three engines of the same pair lie side by side, one without the recorder, one that records a tenth of the requests, one that
-records every row; they answer the same prompts in turn (and back), one at a time. A round gives each a ratio to the plain one;
-the median over the rounds is the figure. Beside it the recorder's own time on the engine's thread over the wall time.
-Writes bench/results/capture.json. Needs scripts/env-vllm.
+Four engines of the same pair lie side by side, one without the recorder, one that records a tenth of the requests, one that
+records every row, one that keeps sums of every row in their place (`--statistics`); they answer the same prompts in turn (and
+back), one at a time. A round gives each a ratio to the plain one; the median over the rounds is the figure. Beside it the
+recorder's own time on the engine's thread over the wall time. Writes bench/results/capture.json. Needs scripts/env-vllm.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any
 from vllm_worker import Engine
 
 from draftscope.embedded.pair import DRAFT
+from draftscope.engines.launching import emit
 from draftscope.target.embedded import ensure_target
 
 HERE = Path(__file__).resolve().parent
@@ -31,7 +32,7 @@ from conversations import SERVED, greedy  # noqa: E402
 
 RESULT = HERE / "results" / "capture.json"
 KINDS = {"plain": None, "a tenth of the requests": "share=0.1,keep_free=0,max_bytes=0",
-         "every row": "keep_free=0,max_bytes=0"}
+         "every row": "keep_free=0,max_bytes=0", "statistics of every row": "keep_free=0,statistics=1"}
 
 
 class Recorded(Engine):
@@ -39,7 +40,12 @@ class Recorded(Engine):
 
     def __init__(self, target: Path, k: int, options: str | None, folder: Path) -> None:
         self.folder = folder
-        inside = {} if options is None else {"DRAFTSCOPE_CAPTURE": str(folder), "DRAFTSCOPE_CAPTURE_OPTIONS": options}
+        inside = {}
+        if options is not None:
+            copy = folder.with_name(f"recorder_{folder.name}.py")
+            emit(copy)
+            inside = {"DRAFTSCOPE_CAPTURE": str(folder), "DRAFTSCOPE_CAPTURE_OPTIONS": options,
+                      "DRAFTSCOPE_CAPTURE_FILE": str(copy)}
         super().__init__(target, DRAFT, 8, k, **inside)
 
     def captured(self) -> dict[str, Any]:

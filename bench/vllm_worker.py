@@ -4,7 +4,7 @@
 
 Run with the Python of scripts/env-vllm. K = 0 is plain decoding; ROWS is how many requests are served at once. A line is
 {"prompts": [[token id, ...], ...], "max_new": N, "stop_ids": [...]}, every answer of N tokens where `stop_ids` is null; the
-reply is {"seconds", "tokens", "answers"}. With DRAFTSCOPE_CAPTURE set the recorder is in.
+reply is {"seconds", "tokens", "answers"}. With DRAFTSCOPE_CAPTURE set the recorder is in, read from DRAFTSCOPE_CAPTURE_FILE.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def main() -> None:
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever the engine prints stays away from the answers
     if os.environ.get("DRAFTSCOPE_CAPTURE"):
-        spec = importlib.util.spec_from_file_location("inside", HERE.parent / "src" / "draftscope" / "engines" / "inside.py")
+        spec = importlib.util.spec_from_file_location("inside", os.environ["DRAFTSCOPE_CAPTURE_FILE"])
         assert spec is not None and spec.loader is not None
         sys.modules["inside"] = module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)

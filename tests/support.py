@@ -1,7 +1,10 @@
-"""Small models for tests: a random Llama target, and a random draft for it. Seeded, on the CPU, in milliseconds."""
+"""What many tests share: a random Llama target and a random draft for it, seeded, made in milliseconds; an end to hangs."""
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -55,3 +58,18 @@ def random_draft(
     draft = Draft(config).eval()
     draft.embedding = torch.randn(vocab, width)
     return draft
+
+
+@contextmanager
+def within(seconds: int) -> Iterator[None]:
+    """What takes longer is an error, and no hang."""
+    def stop(*_: object) -> None:
+        raise TimeoutError("hangs")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from state_files import write_one
+from support import within
 from tiny import DRAFT, TARGET
 
 from draftscope.cli.main import run
@@ -23,14 +23,8 @@ QWEN = Path(__file__).parent / "data" / "tiny-qwen3" / "draft"
 @pytest.fixture(autouse=True)
 def no_hang() -> Iterator[None]:
     """A read of a pipe without a writer never ends: it becomes an error."""
-    def stop(*_: object) -> None:
-        raise TimeoutError("hangs")
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(60)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
+    with within(60):
+        yield
 
 
 def a_file(folder: Path) -> Path:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from state_files import write_one
+from support import within
 from tiny import DRAFT, TARGET
 
 from draftscope.cli.main import run
@@ -25,14 +25,8 @@ KNOWN = "step 1: {'loss': 1.0}\n"
 @pytest.fixture(autouse=True)
 def no_hang() -> Iterator[None]:
     """A log that is read for ever, or in quadratic time, becomes an error."""
-    def stop(*_: object) -> None:
-        raise TimeoutError("hangs")
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(120)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
+    with within(120):
+        yield
 
 
 @pytest.mark.parametrize("line", [

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from state_files import SHARED, WRITERS, a_sample, a_trace, dump_pass, v1_file, write_one
+from support import within
 from tiny import DRAFT, TARGET
 
 from draftscope import stopping
@@ -38,14 +39,8 @@ EIGHT_BITS = [name for name in WRITERS if name not in {"sglang-response", *SHARE
 @pytest.fixture(autouse=True)
 def no_hang() -> Iterator[None]:
     """A read of a pipe without a writer never ends: it becomes an error."""
-    def stop(*_: object) -> None:
-        raise TimeoutError("hangs")
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(60)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
+    with within(60):
+        yield
 
 
 def in_contract(*arguments: object) -> int:

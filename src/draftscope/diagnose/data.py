@@ -117,7 +117,8 @@ def _files(examination: Examination, tokenizer: Any) -> None:
         data.template = data.template or TemplateFacts()
         folder = case.inputs.train if isinstance(case.inputs.train, Path) else None
         examination.steps.append(compare_conversations(
-            case.inputs.conversations, case.train.texts, folder, tokenizer, data.template, data.ops))
+            case.inputs.conversations, case.train.texts, folder, tokenizer, data.template, data.ops,
+            complete=len(case.train.texts) == case.train.total))
 
 
 def _logs(examination: Examination) -> None:

@@ -81,6 +81,8 @@ def _restarts(points: Sequence[Point]) -> list[Restart]:
         spread = math.hypot(*(loss - mean for loss in losses)) / math.sqrt(len(losses))
         jump = mean_of([p.loss or 0.0 for p in after])
         told = points[i].resumed or ("steps begin again" if back else "")
+        if told and len(points) > i + AFTER:  # a first loss of single steps comes before anything was changed
+            jump = max(jump, mean_of([p.loss or 0.0 for p in points[i + 1 : i + 1 + AFTER]]))
         sudden = (points[i].loss or 0.0) > mean + max(SPREADS * spread, JUMP * mean) and jump > mean + max(
             LASTING * spread, JUMP * mean)
         if (told or sudden) and i - last >= AFTER:

@@ -28,9 +28,11 @@ BATCH = 16
 
 @dataclass(slots=True)
 class Round:
-    """One round: accepted count as recorded and as found (-1 = not told), ids equal [up to K], errors of the states compared."""
+    """One round: its number, the rows seen by its first draft, accepted count as recorded and as found (-1 = not told), ids equal
+    [up to K], errors of the states compared."""
 
     number: int
+    context: int
     recorded: int
     found: int
     ids: list[bool] = field(default_factory=list)
@@ -93,7 +95,7 @@ def _rounds(one: Prepared, run: Enacted, k: int) -> list[Round]:
         depth = k if steps.drafted is None or steps.parents is not None else min(int((steps.drafted[n] >= 0).sum()), k)
         told = lead[number] < limit[number] or limit[number] >= depth
         found = min(int(lead[number]), depth) if told else -1
-        one_round = Round(number, min(int(steps.accepted[n]), k), found)
+        one_round = Round(number, int(one.sequence.positions[steps.start[n]]) + 1, min(int(steps.accepted[n]), k), found)
         if steps.parents is not None:
             _tree(one_round, run, number, steps, n)
         else:

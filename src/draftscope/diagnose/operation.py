@@ -52,8 +52,11 @@ def ops_facts(selected: Selected) -> OpsFacts:
 
 
 def compare_conversations(path: Path, texts: Sequence[Text], folder: Path | None, tokenizer: Any, facts: TemplateFacts,
-                          ops: OpsFacts) -> str:
+                          ops: OpsFacts, *, complete: bool = True) -> str:
     """Samples against the conversations that they were made from, line by line, into `facts` and `ops`.
+
+    Args:
+        complete: the texts are those of all samples.
 
     Returns:
         What was done, in a sentence.
@@ -81,6 +84,8 @@ def compare_conversations(path: Path, texts: Sequence[Text], folder: Path | None
     if held:
         _line_by_line(held, lines, facts, tokenizer)
         _missing(held, lines, ops)
+        if complete:
+            ops.behind = sum(index > max(held) for index in lines)
     if folder is not None and len(lines) + unusable < LINES:
         ops.tokens_needed = sum(len(ids) for index, ids in lines.items() if index not in held and index > max(held, default=-1))
         ops.free = shutil.disk_usage(folder).free

@@ -95,17 +95,18 @@ def examine_rows(examination: Examination) -> None:
         items = {s.name: s for s in selected.sequences}
         tokens = [(name, s.token_ids[: s.rows]) for name, s in items.items()]
         whole = len(wanted) == len(facts.slots) and len(mixed) == len(wanted)
-        turned = []
+        # A trainer's last state is written with its slots, or apart.
+        turned: dict[bool, list[torch.Tensor]] = {False: [], True: []}
         found = target.sweep(tokens) if case.recorded is not None else sweep(target, tokens, partial=True)  # type: ignore[union-attr, arg-type]
         for swept in found:
             sequence = items[swept.name]
             gathered.update(sequence, swept)
-            if whole:
-                turned.append(interleaved_errors(sequence, swept, [wanted[i] for i in range(len(wanted))],
-                                                 with_last=facts.name == "train")[1:])
+            for with_last in ((False, True) if facts.name == "train" else (False,)) if whole else ():
+                turned[with_last].append(interleaved_errors(sequence, swept, [wanted[i] for i in range(len(wanted))],
+                                                            with_last=with_last)[1:])
         gathered.finish()
-        if turned:
-            rows.interleaved = float(torch.cat(turned).nan_to_num(torch.inf).median())
+        medians = [float(torch.cat(errors).nan_to_num(torch.inf).median()) for errors in turned.values() if errors]
+        rows.interleaved = min(medians, default=None)
         known = {b.slot for b in rows.blocks}
         for slot, held in gathered.slots.items():
             rows.slots.append(_slot_rows(slot, held, gathered))

@@ -212,6 +212,8 @@ def _own(point: Point, row: Mapping[str, Any]) -> None:
         point.tokens = rows[0]
     if _counts(row.get("epoch")):
         point.epoch = row["epoch"]
+    if row.get("resumed") is True:
+        point.resumed = "resumed"
 
 
 def _own_heldout(step: int, held: Mapping[str, Any]) -> Point:

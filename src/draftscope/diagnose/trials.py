@@ -39,6 +39,8 @@ BETTER = 3.0
 """A trial explains no better than another whose states are off by less than so many times as much."""
 EXACT = 0.995
 """Share of first drafts that are the engine's where only later ones are wrong."""
+WINDOWS = 32
+"""Windows of no usual size that are tried at most."""
 BLOCKS = (1, 8, 16, 32, 64, 128, 256)
 
 
@@ -114,8 +116,36 @@ class _Search:
         trials = list(table(self.case, self.as_read))
         group = self._departs()
         wanted, others = ([t for t in trials if (group in (None, t.group)) is yes] for yes in (True, False))
-        explains = self._best(self._survivors((t,) for t in wanted)) or self._best(self._survivors(self._pairs(trials, group)))
+        explains = self._best(self._survivors((t,) for t in wanted))
+        if not explains and group != "later":
+            explains = self._best(self._survivors((t,) for t in self._windows()))
+        explains = explains or self._best(self._survivors(self._pairs(trials, group)))
         self.facts.explains = explains or (self._best(self._survivors((t,) for t in others)) if group == "later" else [])
+
+    def _windows(self) -> Iterator[Trial]:
+        """Windows of no usual size: without one the draft is like the engine up to the engine's window, and not beyond."""
+        try:
+            rounds = self.recorded.rounds(self.ladder.draft(_window(None).of(self.as_read)), self.sample)
+        except (DraftscopeError, UsageError):
+            return
+        alike, off = 0, 0
+        for several in rounds.values():
+            first = _first_off(several)
+            if first < len(several):
+                alike = max([alike, *(one.context for one in several[:first])])
+                off = min(off or several[first].context, several[first].context)
+        # A round's later drafts see K rows more, and rows just beyond the window may matter little.
+        sizes = range(max(alike, off - WINDOWS), off + self.case.k)
+        if not alike:  # every prompt is longer: the nearest of some sizes, and those round it
+            step = max(1, off // WINDOWS)
+            nearest = min(range(step, off + self.case.k, step), key=self._away, default=0)
+            sizes = range(nearest - step, nearest + step + 1)
+        yield from (_window(size) for size in sizes if size > 0)
+
+    def _away(self, size: int) -> float:
+        """How far off the engine's first rounds are under a window: a state's error, or the share of rounds."""
+        like = self._like(_window(size).of(self.as_read), self.sample, ROUNDS)
+        return float("inf") if like is None else _distance(like) or 1 - like.share
 
     def _departs(self) -> Group | None:
         """Which drafts of a round depart: where its first never does, only later ones can be wrong."""
@@ -197,6 +227,11 @@ def _with(reading: Reading, trials: Iterable[Trial]) -> Reading:
     for trial in trials:
         reading = trial.of(reading)
     return reading
+
+
+def _window(size: int | None) -> Trial:
+    return Trial(f"sliding_window={size}", "attn-mask", f"applies a sliding window of {size}", "first",
+                 settings=(("sliding_window", size),))
 
 
 def _first_off(rounds: list[Round]) -> int:

@@ -187,6 +187,7 @@ class _Run:
                     "grad_norm": norm, "learning_rate": self._rate(place.step - 1),
                     "answer_tokens_per_s": tokens / max(took, 1e-9),
                     "left_s": took / (place.step - first) * (self.total - place.step),
+                    **({"resumed": True} if first and place.step == first + 1 else {}),
                 })
                 if self.heldout.lengths and (ends or place.step % watch.evaluate_every == 0):
                     self._evaluate(epoch)

@@ -265,7 +265,8 @@ class OpsFacts:
     Attributes:
         samples: training samples read; twice: those whose tokens an earlier one has; broken: files cut short; first_broken.
         gap: the longest run of missing indices and where it begins; span: highest index + 1.
-        expected: usable conversations up to the last with a sample; missing: those of them without.
+        expected: usable conversations up to the last with a sample; missing: those of them without; behind: usable ones after it,
+            if every sample was read.
         bytes_per_token, tokens_needed, free: what is still to be written against the space there.
         ranks: state files by rank, and the ranks that the run had.
     """
@@ -278,6 +279,7 @@ class OpsFacts:
     span: int = 0
     expected: int | None = None
     missing: int = 0
+    behind: int = 0
     bytes_per_token: int = 0
     tokens_needed: int = 0
     free: int | None = None

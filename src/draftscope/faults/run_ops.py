@@ -13,7 +13,7 @@ from draftscope.findings import Evidence, Fix, Strength
 
 TWICE = 0.1
 """Share of samples from which copies count."""
-MISSING = 0.05
+MISSING, ENDED = 0.05, 0.1
 JUMP, SPREADS = 0.08, 3.0
 GIB = 2**30
 DUMPS = {"written twice": "written twice", "part missing": "part missing", "in another order": "other order",
@@ -60,7 +60,7 @@ class RunOps(Fault):
         if template is not None and template.compared >= 4:
             found.append(_conversations(template.compared, template.moved_lines, template.moved_by, template.contents_differ))
         if ops is not None:
-            found += [_broken(ops), _missing(ops), _twice(ops), _room(ops), _ranks(ops)]
+            found += [_broken(ops), _missing(ops), _ended(ops), _twice(ops), _room(ops), _ranks(ops)]
         return [one for one in found if one is not None]
 
     def why_not(self, m: Measurements) -> str:
@@ -154,6 +154,20 @@ def _missing(ops: OpsFacts) -> Suspicion | None:
         decides="run-ops, unless they were left out on purpose (too long, filtered)",
         fix="Extract the missing lines; the same command goes on from what is there.",
         figures={"missing": ops.missing, "expected": ops.expected, "gap": ops.gap})
+
+
+def _ended(ops: OpsFacts) -> Suspicion | None:
+    if ops.expected is None or ops.behind < max(4, ENDED * (ops.expected + ops.behind)):
+        return None
+    return _suspicion(
+        ["train:samples"], f"the training data ends {ops.behind} usable conversations before its input does", "suspected",
+        hypothesis="the writer stopped early (a full disk, a rank that ended), or is still writing",
+        prediction="the last usable line has a sample, or one near it",
+        measurement="the highest number of a sample against the lines of the conversations",
+        result=f"{ops.behind} of {ops.expected + ops.behind} usable lines lie behind the last sample",
+        decides="run-ops, unless so few were asked for",
+        fix="If all of them were meant: extract the missing lines; the same command goes on from what is there.",
+        figures={"behind": ops.behind, "usable": ops.expected + ops.behind})
 
 
 def _twice(ops: OpsFacts) -> Suspicion | None:

@@ -81,7 +81,7 @@ class Rich:
             shape = made.shapes.setdefault(entry, Shape())
             shape.values.update(own)
             shape.slices.update_projected(shape.sketch.update_exact(exact))
-            shape.neighbours.update(torch.stack([exact, wide(before[chosen, entry]).double()], 1))
+            shape.neighbours.update_beside(exact, wide(before[chosen, entry]))
         self._cosines(gathered, wide(rows), usual)
 
     def _cosines(self, gathered: list[_Gathered], rows: Tensor, usual: Tensor) -> None:

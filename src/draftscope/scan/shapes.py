@@ -252,11 +252,14 @@ class Neighbours(Moments):
         super().__init__()
 
     def update(self, pairs: Tensor) -> None:
-        pairs = pairs[finite_rows(pairs.flatten(1))].double()
-        norms = pairs.norm(dim=-1)
-        usable = (norms > 0).all(1)
-        pairs, norms = pairs[usable], norms[usable]
-        self.update_found((pairs[:, 0] / norms[:, :1] * (pairs[:, 1] / norms[:, 1:])).sum(-1))
+        self.update_beside(pairs[:, 0].double(), pairs[:, 1])
+
+    def update_beside(self, rows: Tensor, before: Tensor) -> None:
+        """The same from rows [N, H] float64 and those before them [N, H], of any dtype that torch calculates with."""
+        held = before.double()
+        size = torch.linalg.vector_norm(rows, dim=1) * torch.linalg.vector_norm(held, dim=1)
+        found = torch.linalg.vecdot(rows, held) / size
+        self.update_found(found[found.isfinite() & (size > 0)])
 
     def result(self) -> NeighboursResult:
         if self.count == 0:
