@@ -255,7 +255,7 @@ def contest(folder: Path, width: int, wanted: float, rounds: int, threads: int, 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gigabytes", type=float, default=2.0, help="of the widest shape; the others have a quarter")
+    parser.add_argument("--gigabytes", type=float, default=2.0, help="of each shape")
     parser.add_argument("--shapes", type=int, nargs="+", default=[7168, 576])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
@@ -269,8 +269,10 @@ def main() -> None:
         return
     folder = Path(tempfile.mkdtemp(prefix="bench-scan-", dir=options.folder))
     try:
-        told = [contest(folder, width, options.gigabytes * 1e9 / (4 if number else 1), options.rounds, options.threads,
-                        options.cold) for number, width in enumerate(options.shapes)]
+        told = []
+        for width in options.shapes:
+            told.append(contest(folder, width, options.gigabytes * 1e9, options.rounds, options.threads, options.cold))
+            shutil.rmtree(folder / str(width))
     finally:
         shutil.rmtree(folder)
     options.out.parent.mkdir(parents=True, exist_ok=True)
