@@ -157,3 +157,26 @@ def test_a_spoilt_checkpoint_is_named(python: Path, target: Path, train: Path, t
     if blind is not None:  # without a capture the counters alone say that no text is to blame
         assert blind.matched["live"]["separates"] == "elsewhere"
         assert any("no other text explains that" in remark for remark in blind.next)
+
+
+def rope_base(config: dict[str, Any], tensors: dict[str, torch.Tensor], embedding: torch.Tensor) -> None:
+    if "rope_parameters" in config:
+        config["rope_parameters"] = {**config["rope_parameters"], "rope_theta": 5e5}
+    config["rope_theta"] = 5e5
+
+
+def window(config: dict[str, Any], tensors: dict[str, torch.Tensor], embedding: torch.Tensor) -> None:
+    config |= {"sliding_window": 24, "layer_types": ["sliding_attention"], "use_sliding_window": True}
+
+
+@pytest.mark.parametrize(("spoil", "fault"), [(rope_base, "rope"), (window, "attn-mask")])
+def test_a_server_that_runs_the_draft_otherwise(
+    python: Path, target: Path, train: Path, tmp_path: Path, spoil: Spoil, fault: str
+) -> None:
+    """The checkpoint at hand is the trainer's; the server runs a copy whose configuration someone changed."""
+    served, capture = spoilt(tmp_path / "served", target, spoil), tmp_path / "capture"
+    draft = spoilt(tmp_path / "draft", target, None)
+    with server(python, target, served, capture) as url:
+        found = ask(url, target, draft, train, serve=capture)
+    named = [(finding.fault, finding.strength, finding.says) for finding in found.findings]
+    assert named and named[0][0] == fault, (named, found.next)

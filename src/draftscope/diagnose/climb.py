@@ -249,7 +249,7 @@ def _runtime_trials(examination: Examination, ladder: Ladder) -> None:
         return
     first = found.explains[0]
     m.gate_with |= {" with ".join(one.names): one.gate for one in found.explains if one.gate is not None}
-    examination.as_read = reading_of(first, case, examination.as_read)
+    examination.as_read = reading_of(first, examination.as_read)
     if m.stages is not None and first.like.errors:
         # Under the runtime that was in effect the layer's output is the recorded one: it has no other weights.
         m.stages.layer_error = first.like.errors[0]

@@ -60,6 +60,8 @@ def decide(
         return wanted, CONFIGURED, "serve"
     if serve and same(train, serve):
         return tuple(train), TRAINED, "serve"
+    if wanted is not None and len(train) != len(wanted):  # the draft can't have been given these
+        return wanted, CONFIGURED, "train" if not serve or same(serve, wanted) else "serve"
     if wanted is not None and not same(train, wanted) and (not serve or same(serve, wanted)):
         prefers = prefers_served()
         if prefers or (prefers is None and not serve):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from draftscope.faults.measurements import GateFacts
@@ -55,6 +55,7 @@ class Tried:
     Attributes:
         names: `key=value` as in the table of trials; faults: the fault of each; says: each in words ("the engine ...").
         undone: fields of `Runtime` and settings that each sets, for undoing it.
+        runtime, settings: those of all of them with their values: the reading with them is the engine's.
     """
 
     names: tuple[str, ...]
@@ -63,6 +64,8 @@ class Tried:
     undone: tuple[tuple[str, ...], ...]
     like: Likeness
     gate: GateFacts | None = None
+    runtime: tuple[tuple[str, Any], ...] = ()
+    settings: tuple[tuple[str, Any], ...] = ()
 
 
 @dataclass(slots=True)
