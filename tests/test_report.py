@@ -270,13 +270,13 @@ def test_rungs_of_another_k_are_not_compared() -> None:
     diagnosis.acceptance.as_read = rung(1.5, [0.5])
     (gap,) = words.gaps(diagnosis)
     assert gap.drop is None
-    assert words.ladder(diagnosis) == "No known rung lies below the known one before it (rungs of another K are not compared)"
+    assert words.ladder(diagnosis) == "No rung that is known lies below another before it (rungs of another K are not compared)"
     assert "not compared: another K" in figures.ladder(diagnosis).drawn
 
 
 @pytest.mark.parametrize(("lengths", "said"), [
     ((), "No rung has an accept length"), ((2.0,), "Only trained is known, at 2.00"),
-    ((2.0, 2.4), "No known rung lies below"), ((2.4, 2.3), "The largest drop, 0.10, is from trained"),
+    ((2.0, 2.4), "No rung that is known lies below another"), ((2.4, 2.3), "The largest drop, 0.10, is from trained"),
 ])
 def test_the_ladder_says_what_its_figures_say(lengths: tuple[float, ...], said: str) -> None:
     diagnosis = undecided()

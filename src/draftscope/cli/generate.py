@@ -87,7 +87,7 @@ def command(
         raise UsageError("--plain decodes without a draft", remedy="Leave out --draft and --compare-plain, or --plain")
     depth, tree = shape_of(k, topk, steps, nodes)
     sampling = sampling_of(temperature, top_p, top_k, draft_sampling, seed)
-    job = prepare(ui, prompts, target, draft, boundaries, limit, plain=plain)
+    job = prepare(ui, prompts, target, draft, boundaries, limit, plain=plain, can_be_plain=True)
     way = Way(depth, max_new, rows, tree, sampling, stop_strings(job, stop or []), context)
     results = answer(ui, job, job.draft, way)
     without = answer(ui, job, None, way) if compare_plain else None
@@ -119,7 +119,7 @@ class Job:
 
 
 def prepare(ui: Ui, prompts: Path | None, target: Path | None, draft: Path | None, boundaries: str | None,
-            limit: int | None, *, plain: bool = False) -> Job:
+            limit: int | None, *, plain: bool = False, can_be_plain: bool = False) -> Job:
     """Load what the options name; what they leave out is the embedded pair's."""
     from draftscope.boundaries import Boundary, default_boundaries
     from draftscope.cli.extract import parse_boundaries
@@ -134,7 +134,8 @@ def prepare(ui: Ui, prompts: Path | None, target: Path | None, draft: Path | Non
 
     asked = None if boundaries is None else parse_boundaries(boundaries)
     if draft is None and target is not None and not plain:
-        raise UsageError("the target has no draft", remedy="Name one with --draft, or decode with --plain")
+        raise UsageError("the target has no draft", remedy="Name one with --draft" + (
+            ", or decode with --plain" if can_be_plain else ""))
     folder = target or ensure_target(report=ui.note)
     # A broken draft is told before time goes into the target.
     checkpoint = None

@@ -46,6 +46,7 @@ def command(
     """Print what each PATH is and holds, found from its content. Exit code 1 if something is wrong with it."""
     ui = setup(quiet, threads, json=json, refusal=_refusal)
     from draftscope.inspecting.as_trainer import check_name
+    from draftscope.inspecting.meaning import FOREIGN, foreign
     from draftscope.inspecting.tables import story
 
     if trainer is not None:
@@ -80,6 +81,9 @@ def command(
             read_as += 1
         for part in story(answer):
             ui.print(part)
+        if not answer.findings and foreign(answer.report.entries):
+            result.verdict = "undecided"
+            result.next.append(f"{answer.report.path}: {FOREIGN}")
     if trainer is not None and not read_as and result.inspected:
         raise UsageError("--as takes training data, and none of the paths holds any")
     if result.verdict is None and not result.findings:

@@ -27,6 +27,8 @@ LOADED = frozenset({"weight-missing", "vocab-map", "tied-head", "quant-inherit",
 """Of what an engine has loaded: proven on the serving side, it is why replay as read is not what the engine did."""
 SOUND = 0.9
 """Share of a slot's rows that must match for it to be right."""
+POOR = 0.35
+"""Acceptance at the first position below which a draft may be of another target, or have hardly learned."""
 SPANS = {
     "trained": "training",
     "reference": "text (template, domain, over-fitting)",
@@ -327,7 +329,18 @@ def _open_questions(examination: Examination, findings: list[Finding]) -> list[s
             f"replay gives the recorded counts in only {m.gate.share:.1%} of {m.gate.steps} steps and no known runtime fault "
             "explains it: capture draft_states and fc_output, and compare the engine's loaded weights with the checkpoint's"
         )
-    return questions + ([] if findings else _gaps(examination))
+    return questions + ([] if findings else [*_gaps(examination), *_poor(examination)])
+
+
+def _poor(examination: Examination) -> list[str]:
+    """A draft that accepts next to nothing, of which nobody knows whether it was ever better."""
+    rungs = examination.rungs
+    shares = [rung.joint[0] for rung in rungs.values() if rung.joint]
+    if "trained" in rungs or not shares or max(shares) >= POOR:
+        return []
+    return [f"the draft accepts no more than {max(shares):.0%} at the first position, whatever states it is given here, and "
+            "nothing shows that it was ever better: a draft of another target, or one that hardly learned, looks so; give states "
+            "that it was trained on (--train)"]
 
 
 def misrecorded(m: Measurements) -> bool:

@@ -33,6 +33,8 @@ from draftscope.states.tensorfile import read_json, save_tensors
 if TYPE_CHECKING:
     from draftscope.target.parts import TargetParts
 
+WHOLE = 6
+"""Decoder layers from which weights without an `fc` are a whole model's."""
 # What a tensor that is missing may come to in memory, against what the files hold.
 _SPARE, _TIMES = 2**22, 64
 
@@ -95,6 +97,10 @@ def load_checkpoint(folder: Place | str, *, target_layers: int | None = None, wr
     notes = [*weights.notes, *(f"prefix {p} stripped from tensor names" for p in weights.prefixes)]
     if not any(name.startswith(("fc.", "midlayer.", "lm_head.")) for name in tensors):
         raise DraftscopeError("no tensor of an EAGLE-3 draft (fc, midlayer or layers.0, lm_head) in the files", where=str(folder))
+    layers = {name.split(".")[1] for name in tensors if name.startswith("layers.")}
+    if len(layers) >= WHOLE and "fc.weight" not in tensors:
+        raise DraftscopeError("holds a whole model (no fc, and decoder layers one after the other), no EAGLE-3 draft",
+                              where=str(folder), remedy="Give the draft's folder with --draft, and the target's with --target")
     if writer is None and "draft_model." in weights.prefixes:
         writer = "specforge"
         if "norm_output" in raw:

@@ -26,9 +26,19 @@ def is_embedding(entry: Entry) -> bool | None:
     return entry.embedding_error <= tolerance(entry) and (entry.embedding_factor or 0.0) > 0
 
 
+FOREIGN = ("no entry is a state of this target over these tokens: look whether target, tokenizer and precision are those that "
+           "wrote the data")
+
+
 def is_normed(entry: Entry) -> bool:
     """Rows divided by the final norm's weights have root mean square 1: the norm was applied."""
     return entry.rms_post is not None and abs(entry.rms_post - 1) < 0.02 and (entry.rms_spread or 0.0) < 0.02
+
+
+def foreign(entries: list[Entry]) -> bool:
+    """Whether entries were held against a target and none is a state of it."""
+    return bool(entries) and all(
+        entry.placed is not None and entry.placed.boundary is None and not is_embedding(entry) for entry in entries)
 
 
 def infer(entries: list[Entry], constant: list[int]) -> None:

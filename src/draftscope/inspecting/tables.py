@@ -10,6 +10,7 @@ from rich.text import Text
 
 from draftscope.findings import Finding
 from draftscope.inspecting.inspect import Answer
+from draftscope.inspecting.meaning import FOREIGN, foreign
 from draftscope.inspecting.report import AsTrainer, Entry, Inspected
 from draftscope.inspecting.verify import Verified
 from draftscope.text import count, pairs, percent, sentence, visible
@@ -36,7 +37,8 @@ def story(answer: Answer) -> Iterator[RenderableType]:
     for finding in answer.findings:
         yield _finding(finding)
     if not answer.findings:
-        yield Text("  nothing wrong found", style="green")
+        lost = foreign(report.entries)
+        yield Text(f"  {FOREIGN if lost else 'nothing wrong found'}", style="yellow" if lost else "green")
 
 
 def verified_story(result: Verified) -> Iterator[RenderableType]:

@@ -112,14 +112,14 @@ def effect(gain: Effect) -> list[str]:
     if gain.nll_now is not None or gain.nll_if_fixed is not None:
         out.append(f"nll at the first position {number(gain.nll_now)} now → {number(gain.nll_if_fixed)} fixed")
     if gain.all_fixed is not None or gain.left_in is not None:
-        out.append(f"everything repaired {number(gain.all_fixed)}, all but this {number(gain.left_in)}: "
+        out.append(f"accept length with everything repaired {number(gain.all_fixed)}, with all but this {number(gain.left_in)}: "
                    f"its loss {number(gain.gain)} {interval(gain.gain_interval)}".rstrip())
     return out
 
 
 def recovery(finding: Finding) -> str:
     return {
-        "replayed": "measured by replay of the recorded states", "bounded": "replay bounds it",
+        "replayed": "measured by replay of the requests on which no repair was chosen", "bounded": "replay bounds it",
         "needs-retraining": "needs retraining; replay cannot tell", "needs-serving": "needs serving again; replay cannot tell",
     }[finding.recovery]
 
@@ -217,7 +217,7 @@ def ladder(diagnosis: Diagnosis) -> str:
     falling = [gap for gap in steps if gap.falls]
     rest = " (rungs of another K are not compared)" if any(gap.drop is None for gap in steps) else ""
     if not falling:
-        return f"No known rung lies below the known one before it{rest}"
+        return f"No rung that is known lies below another before it{rest}"
     worst = max(falling, key=lambda gap: gap.drop or 0.0)
     return (f"The largest drop, {number(worst.drop)}, is from {worst.upper} ({number(worst.above)}) to {worst.lower} "
             f"({number(worst.below)}) and spans {worst.spans}; {worst.chance()}{rest}")

@@ -137,13 +137,20 @@ def assemble(config: Mapping[str, Any], embedding: Tensor, norm: Tensor, head: T
     )
 
 
+def _nearby(folder: Place) -> str:
+    below = [] if isinstance(folder, Remote) else sorted({*folder.glob("*/config.json"), *folder.glob("*/*/config.json")})
+    if below:
+        return f"There is one in {', '.join(str(path.parent) for path in below[:3])}"
+    return "Copy it from the target's model folder"
+
+
 def read_config(folder: Place) -> dict[str, Any]:
     """A target's text config, flat, with transformers' defaults where the file leaves out what parts need."""
     path = folder / "config.json"
     if not folder.is_dir():
         raise DraftscopeError("no such folder", where=str(folder), remedy="--target names the folder of the target's config.json")
     if not path.exists():
-        raise DraftscopeError("config.json is missing", where=str(folder), remedy="Copy it from the target's model folder")
+        raise DraftscopeError("config.json is missing", where=str(folder), remedy=_nearby(folder))
     raw = read_json(path)
     if not isinstance(raw, dict):
         raise DraftscopeError("is not a JSON object", where=str(path))
@@ -240,7 +247,9 @@ def text_prefix(names: Mapping[str, Place], folder: Place) -> str:
     # A multi-token-prediction block repeats the embedding inside `layers.`, and vision towers have tables of their own.
     found = sorted((n for n in names if n.endswith(suffix) and "layers." not in n and "vision" not in n), key=len)
     if not found:
-        raise DraftscopeError(f"no tensor called ...{suffix}", where=str(folder), remedy=f"The files hold {_few(names)}")
+        draft = any(name.rpartition("fc.weight")[1] or name == "d2t" for name in names)
+        raise DraftscopeError(f"no tensor called ...{suffix}", where=str(folder), remedy=f"The files hold {_few(names)}" + (
+            ": an EAGLE-3 draft, which goes to --draft; --target takes the model that it drafts for" if draft else ""))
     return found[0].removesuffix(suffix)
 
 
