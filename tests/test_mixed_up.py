@@ -17,6 +17,7 @@ from draftscope.drilling.running import inputs_of
 from draftscope.eagle3.checkpoint import load_checkpoint
 from draftscope.errors import DraftscopeError
 from draftscope.faults.plant import Plant
+from draftscope.states.opening import open_source
 from draftscope.target.model import load_target
 from draftscope.target.parts import read_parts
 
@@ -67,3 +68,12 @@ def test_a_draft_that_accepts_nothing_is_not_clean_for_want_of_training_states(o
     found = diagnose(replace(inputs_of(rig.run(plant, tmp_path / "run"), plant, rig.target), train=None))
     assert found.verdict == "undecided", (found.verdict, [f.says for f in found.findings])
     assert any("of another target" in text and "--train" in text for text in found.next), found.next
+
+
+def test_states_looked_for_in_a_model_or_a_folder_above(tmp_path: Path) -> None:
+    with pytest.raises(DraftscopeError, match=r"holds a model .*A draft goes to --draft"):
+        open_source(DRAFT)
+    tiny_rig().write_training(Plant.healthy((2, 4, 5)), tmp_path / "run" / "train")
+    (tmp_path / "run" / "counters.json").write_text("{}")
+    with pytest.raises(DraftscopeError, match=r"Name one of its folders: train"):
+        open_source(tmp_path / "run")

@@ -168,6 +168,7 @@ class _Asked:
 def _scanned(ui: Ui, path: str, out: Path, format: str | None, asked: _Asked, resume: bool, command: str) -> Work:
     """Scan a source that is readable here, into a file."""
     from draftscope.report.scanning import front
+    from draftscope.scan.kernels import kept as kept_compiled
     from draftscope.scan.pieces import Done, from_disk
     from draftscope.scan.resuming import choice_of, partial_of, scan_to
     from draftscope.scan.rich import share_of
@@ -183,6 +184,8 @@ def _scanned(ui: Ui, path: str, out: Path, format: str | None, asked: _Asked, re
     else:
         keep("nothing was written")
     what = f"scanning {source.path}"
+    if asked.engine in (None, "numba") and not kept_compiled():
+        ui.note("the passes are compiled for this machine, once: about half a minute of a free core")
     with front(ui.errors, what, ui.quiet) as (shown, on_progress), Noted(out, what, None, "files") as noted:
         def on_kept(done: int, of: int) -> None:
             shown.kept = f"{done:,} of {of:,} files are safe in {partial_of(out).name}"

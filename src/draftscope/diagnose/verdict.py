@@ -36,6 +36,8 @@ SPANS = {
     "as_read": "configuration, loading",
     "measured": "runtime (draft cache, positions, graphs, sampler, counting)",
 }
+UNSEEN = ("; the draft has learned these training states by heart, perhaps: give some that it did not learn from "
+          "(--train-heldout), which tell over-fitting from another text")
 AFTER = {"needs-retraining": "takes another training", "needs-serving": "takes serving again", "bounded": "was not replayed",
          "replayed": "was not replayed"}
 _ORDER = {known.id: i for i, known in enumerate(FAULTS)}
@@ -388,6 +390,6 @@ def _gaps(examination: Examination) -> list[str]:
             spans = ", ".join(SPANS[name] for name in order[order.index(upper) + 1 : order.index(lower) + 1])
             gaps.append(
                 f"accept length falls from {above.length:.2f} ({upper}) to {below.length:.2f} ({lower}) unexplained; it spans "
-                f"{spans}"
+                f"{spans}" + (UNSEEN if upper == "trained" and above.held_out is False else "")
             )
     return gaps

@@ -5,7 +5,10 @@ A row is read from its bytes, widened in registers and summed in float64; the in
 
 from __future__ import annotations
 
+import os
 from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 
 import numpy as np
@@ -30,6 +33,14 @@ def compiled() -> ModuleType | None:
     except Exception:  # numba is missing, or does not go with this numpy, processor or LLVM
         return None
     return compiled if found[0] == 13 else None
+
+
+def kept() -> bool:
+    """Whether nothing has to be compiled first: it is kept from an earlier time, or numba is missing."""
+    if find_spec("numba") is None:
+        return True
+    folder = Path(__file__).parent / "__pycache__"
+    return any(folder.glob("compiled.moments-*.nbi")) or "NUMBA_CACHE_DIR" in os.environ
 
 
 def fits(rows: Tensor) -> bool:

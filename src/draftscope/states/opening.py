@@ -38,6 +38,8 @@ FORMATS: dict[str, ModuleType] = {module.NAME: module for module in (
 SUFFIXES = (".safetensors", *TORCH_FILES, ".json", ".jsonl")
 PROBES = 24
 """Files of a suffix that are looked at to find the format."""
+LOOKED_INTO = 16
+"""Folders of one without states that are looked into, for the message."""
 AUTO = "auto"
 
 
@@ -174,9 +176,16 @@ def _unreadable(path: Place) -> DraftscopeError:
     expected = ("Expected: `hidden_states` [tokens, entries, width] with `token_ids` (training data), `fc_input` [rows, width] "
                 "with `token_ids` (capture), or a torch file with `input_ids`, the slots and the last state. --format takes "
                 f"{', '.join(FORMATS)}")
+    entries = list(listing(path)) if path.is_dir() else []
+    inside = sorted(entry.name for entry in entries if entry.folder)
+    if any(entry.name == "config.json" for entry in entries):
+        return DraftscopeError("holds a model (config.json), no states", where=str(path),
+                               remedy="A draft goes to --draft, a target to --target; folders of states go to the others")
+    if below := [name for name in inside[:LOOKED_INTO] if recognised(path / name) is not None]:
+        return DraftscopeError("holds no states itself", where=str(path),
+                               remedy=f"Name one of its folders: {', '.join(below[:6])}")
     files = list_files(path, SUFFIXES)[0] or (list_files(path, SUFFIXES, deep=True)[0] if path.is_dir() else [])
     if not files:
-        inside = sorted(entry.name for entry in listing(path) if entry.folder) if path.is_dir() else []
         return DraftscopeError("holds no file with states", where=str(path),
                                remedy=f"Name one of its folders: {', '.join(inside[:6])}" if inside else expected)
     first = files[0]
