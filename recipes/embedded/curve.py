@@ -54,7 +54,8 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     folder = ensure_target(report=print)
     parts, raw = read_parts(folder), read_config(folder)
-    answers = [one for one in read_answers(ANSWERS) if isinstance(one, Conversation)]
+    # In the order of the files that train.py splits.
+    answers = sorted((one for one in read_answers(ANSWERS) if isinstance(one, Conversation)), key=lambda one: one.index)
     held, rest = answers[EVERY - 1 :: EVERY], [one for i, one in enumerate(answers) if i % EVERY != EVERY - 1]
     random.Random(0).shuffle(rest)
     extract(load_target(folder, torch.bfloat16), held + nested(rest, max(options.sizes, default=0)), options.work / "states",
