@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 
 PromptsArgument = Annotated[Path | None, typer.Argument(
     metavar="PROMPTS", show_default=False,
-    help='JSONL of {"messages"}, {"prompt"} or {"token_ids"}; without it held-out prompts that the embedded draft has not seen.')]
+    help='JSONL of {"messages"}, {"prompt"} (text as it stands, without the chat template) or {"token_ids"}; without it held-out '
+         'prompts that the embedded draft has not seen.')]
 TargetOption = Annotated[Path | None, typer.Option("--target", metavar="DIR", help="Without it the embedded target.")]
 DraftOption = Annotated[Path | None, typer.Option(
     "--draft", metavar="DIR", help="Without it, and without --target, the embedded draft.")]
@@ -143,6 +144,10 @@ def prepare(ui: Ui, prompts: Path | None, target: Path | None, draft: Path | Non
         checkpoint = load_checkpoint(draft or pair.DRAFT, target_layers=int(read_config(folder)["num_hidden_layers"]))
     model = load_target(folder)
     found = read_prompts(prompts or pair.HERE / "heldout.jsonl", model, limit=limit)
+    raw = sum(prompt.raw for prompt in found)
+    if raw and getattr(model.tokenizer, "chat_template", None):
+        ui.note(f"{raw} of {len(found)} prompts are text as it stands, without the target's chat template: give "
+                '{"messages": [{"role": "user", "content": ...}]} for what a chat server would see')
     if checkpoint is None:
         pack(model)
         return Job(model, None, "", Wiring.of(()), found)

@@ -14,12 +14,14 @@ from draftscope.pipeline.conversations import Renderer
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One line: its number (the first is 0), its `id` if it has one, the prompt's token ids, and its `kind` if it has one."""
+    """One line: its number (the first is 0), its `id` if it has one, the prompt's token ids, and its `kind` if it has one;
+    raw = text that went past the chat template."""
 
     index: int
     id: str
     token_ids: list[int]
     kind: str | None = None
+    raw: bool = False
 
 
 class Tokenizing(Protocol):
@@ -30,7 +32,8 @@ class Tokenizing(Protocol):
 
 
 def read_prompts(path: Path, target: Tokenizing, *, limit: int | None = None) -> list[Prompt]:
-    """Read lines of {"messages"}, {"prompt"} or {"token_ids"}; empty lines are passed over.
+    """Read lines of {"messages"}, {"prompt"} (text as it stands, without the chat template) or {"token_ids"}; empty lines are
+    passed over.
 
     Of `messages` an assistant turn at the end is left away: what is asked for is the answer.
 
@@ -57,7 +60,8 @@ def read_prompts(path: Path, target: Tokenizing, *, limit: int | None = None) ->
                         remedy='A line is {"messages": [...]}, {"prompt": "text"} or {"token_ids": [...]}',
                     ) from None
                 kind = row.get("kind")
-                prompts.append(Prompt(index, str(row.get("id", index)), ids, kind if isinstance(kind, str) else None))
+                prompts.append(Prompt(index, str(row.get("id", index)), ids, kind if isinstance(kind, str) else None,
+                                      raw=not (row.get("messages") or row.get("token_ids"))))
     except OSError as error:
         raise DraftscopeError(error.strerror or "cannot be read", where=str(path)) from None
     if not prompts:
