@@ -8,12 +8,17 @@ from pathlib import Path
 import pytest
 from tiny import tiny_rig
 
+from draftscope.diagnose.case import Inputs
 from draftscope.diagnose.run import diagnose
 from draftscope.drilling.running import inputs_of
+from draftscope.eagle3.checkpoint import load_checkpoint
+from draftscope.eagle3.examples import load_examples
+from draftscope.eagle3.train import Settings, train
 from draftscope.faults.plant import Plant
 from draftscope.faults.rig import Rig
 from draftscope.faults.runtimes import reads_otherwise
 from draftscope.findings import Diagnosis
+from draftscope.states import plain
 from draftscope.target.rows import Channels, Interleaved, On
 from draftscope.target.spoiling import Spoiler
 from draftscope.target.wiring import Wiring
@@ -65,3 +70,18 @@ def test_a_dump_that_ends_early(rig: Rig, tmp_path: Path) -> None:
     """Half of the lines without a sample, all behind the last one: fewer may have been asked for, so that it is suspected."""
     found = told(rig, replace(HEALTHY, dump="part missing", part=2), tmp_path)
     assert [(f.fault, f.strength) for f in found.findings] == [("run-ops", "suspected")], found.next
+
+
+def test_texts_learned_by_heart_are_no_fault_of_the_head(rig: Rig, tmp_path: Path) -> None:
+    """Two conversations, a hundred times: well on them, badly on others; the head and the vocabulary are as they should be."""
+    few = replace(rig, conversations=rig.conversations[:2])
+    few.write_training(HEALTHY, tmp_path / "train")
+    replace(rig, conversations=rig.conversations[2:12]).write_training(HEALTHY, tmp_path / "heldout")
+    checkpoint = load_checkpoint(rig.checkpoint, target_layers=rig.target.layers)
+    train(load_examples(plain.open(tmp_path / "train"), rig.target.parts), rig.target.parts, checkpoint.config,
+          checkpoint.tensors.get("d2t"), tmp_path / "run", settings=Settings(epochs=100, batch_tokens=512, learning_rate=1e-2,
+                                                                           warmup=4, head_rate=1.0))
+    found = diagnose(Inputs(train=tmp_path / "train", train_heldout=tmp_path / "heldout", draft=tmp_path / "run" / "draft",
+                            target=rig.target.folder, loaded=rig.target))
+    assert [(f.fault, f.strength) for f in found.findings] == [("train-budget", "supported")], found.findings
+    assert "by heart" in found.findings[0].says and found.verdict == "training"

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 SWITCHES = ("norm_before_residual",)
 """Switches that no tensor betrays, so that a configuration may be wrong about them."""
+LOW = 0.5
+"""Acceptance at the first position on held-out states below which those that the draft learned from are looked at, too."""
 NOTICEABLE = 0.02
 """Accept length."""
 ALL_ROWS = 0.999
@@ -92,6 +94,11 @@ def _trained(examination: Examination, ladder: Ladder, meant: Repair) -> None:
         return
     trained = ladder.trained(meant)
     _rung(examination, "trained", trained, held_out=case.heldout is not None)
+    if case.heldout is not None and m.shapes.get("train") == m.shapes.get("draft") and m.rungs["trained"].joint and (
+            m.rungs["trained"].joint[0] < LOW):
+        rung = ladder.in_sample(meant).rung(held_out=False)
+        m.in_sample = RungFacts(rung.length, rung.joint, rung.nll, rung.coverage, rung.rows)
+        examination.steps.append(f"the draft on the training states that it learned from: accept length {rung.length or 1:.2f}")
     _embedding(examination, "trained", trained, lambda: ladder.trained(_meant_without(meant)))
     m.unigram_nll = unigram_nll(case.heldout or case.train)
     _turn_switches(examination, ladder, meant, trained)

@@ -163,6 +163,11 @@ class Ladder:
         assert chosen is not None
         return self._run(("trained", repair.reading, repair.rebuilt_map, repair.ids), repair, chosen.sequences)
 
+    def in_sample(self, repair: Repair) -> Replay:
+        """On training states, whether held-out ones are given or not."""
+        assert self.case.train is not None
+        return self._run(("in sample", repair.reading, repair.rebuilt_map, repair.ids), repair, self.case.train.sequences)
+
     def served(self, repair: Repair) -> Replay:
         """On the served states with a repair applied."""
         assert self.case.serve is not None

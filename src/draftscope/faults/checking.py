@@ -115,7 +115,8 @@ def eagle_mode(m: Measurements) -> bool:
 
 
 def trained_badly(m: Measurements) -> bool:
-    rung = m.rungs.get("trained")
+    """Whether the draft fails on states that it learned from, as far as they are at hand."""
+    rung = m.in_sample or m.rungs.get("trained")
     return rung is not None and bool(rung.joint) and rung.joint[0] < AT_CHANCE
 
 

@@ -195,6 +195,7 @@ class Measurements:
         feedback: which state the checkpoint was trained to receive at later steps.
         changed: switches that the consumer has in effect otherwise than the checkpoint means: name -> (checkpoint, consumer).
         gate: as read; gate_with: the same with a known runtime fault added to the reading, by `key=value`.
+        in_sample: the draft on states that it learned from, where the rung `trained` is of held-out ones and low.
         unigram_nll: -log p of the training answers' tokens under their own frequencies.
         counters: acceptance as the engine tells it; recorded_steps: verify steps of the capture that `measured` is of.
         runtime: the engine's own rounds run again under known wrong runtimes.
@@ -230,6 +231,7 @@ class Measurements:
     lengths: LengthFacts | None = None
     sampler: SamplerFacts | None = None
     rungs: dict[str, RungFacts] = field(default_factory=dict)
+    in_sample: RungFacts | None = None
     unigram_nll: float | None = None
     unpaired: UnpairedFacts | None = None
     consumer: str | None = None

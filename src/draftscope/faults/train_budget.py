@@ -18,6 +18,8 @@ NOTHING = 0.85
 UNMOVED = 0.95
 FALLEN = 0.03
 """Relative fall of a held-out figure from its best to the end, from which training went on for too long."""
+BY_HEART = 0.2
+"""Acceptance at the first position by which training states may lie above held-out ones."""
 EVALUATIONS = 4
 SHORT = 0.9
 """Of the longest accept length of the curve, below which more data would help."""
@@ -56,7 +58,7 @@ class TrainBudget(Fault):
         reports=("SpecForge issue #128", "1bit-MONSTER issue #1509", "DeepSpec issue #84"))
 
     def recognise(self, m: Measurements) -> list[Suspicion]:
-        return self._on_fresh_prompts(m) + self._everywhere(m) + self._by_log(m) + self._by_tokens(m)
+        return self._on_fresh_prompts(m) + self._everywhere(m) + self._by_heart(m) + self._by_log(m) + self._by_tokens(m)
 
     def _on_fresh_prompts(self, m: Measurements) -> list[Suspicion]:
         """A server that serves training prompts as well as replay has them, and others worse."""
@@ -83,7 +85,8 @@ class TrainBudget(Fault):
             return []
         ratio = rung.nll / m.unigram_nll
         # A draft that does well on any states it is given has learned; what it fails on is then wrong, not the draft.
-        best = max(facts.joint[0] for facts in m.rungs.values() if facts.joint)
+        seen = [] if m.in_sample is None else [m.in_sample]
+        best = max(facts.joint[0] for facts in (*m.rungs.values(), *seen) if facts.joint)
         other = m.embedding is not None and (m.embedding.own or 0) - (m.embedding.target or 0) > CLEARLY
         logged = None if m.data.curve is None else m.data.curve.accuracy
         # A log that says otherwise speaks of a leak, or of another checkpoint.
@@ -119,6 +122,31 @@ class TrainBudget(Fault):
                 recovery="needs-retraining",
             )
         ]
+
+    def _by_heart(self, m: Measurements) -> list[Suspicion]:
+        """A draft that does well on the samples that it learned from, and not on others of their kind."""
+        seen, unseen = m.in_sample, m.rungs.get("trained")
+        if seen is None or unseen is None or not seen.joint or not unseen.joint or spoilt(m):
+            return []
+        if seen.joint[0] - unseen.joint[0] < BY_HEART:
+            return []
+        return [Suspicion(
+            fault=self.id, side="train", where=[],
+            says=f"the draft knows its training texts by heart: it accepts {seen.joint[0]:.0%} at the first position on states "
+                 f"that it learned from, and {unseen.joint[0]:.0%} on held-out ones",
+            strength="supported",
+            evidence=[Evidence(
+                hypothesis="too little data, too often", prediction="on held-out samples a draft is nearly as good as on its own",
+                measurement="acceptance at the first position on training states and on held-out ones, by replay",
+                result=f"{seen.joint[0]:.0%} over {seen.rows} rows, {unseen.joint[0]:.0%} over {unseen.rows}",
+                decides="train-budget if the two are far apart",
+                figures={"in_sample": seen.joint[0], "held_out": unseen.joint[0]},
+            )],
+            fix=Fix(says="Train on more of the target's own answers rather than longer, and keep the checkpoint that is best on "
+                         "held-out samples."),
+            recovery="needs-retraining",
+            caveats=["held-out samples of another kind than the training's look the same: take both from one source"],
+        )]
 
     def _by_log(self, m: Measurements) -> list[Suspicion]:
         curve = m.data.curve

@@ -215,9 +215,9 @@ class WeightMissing(Fault):
             prediction="a draft that was trained with the target's head does well with it",
             measurement="rows of lm_head against the target's rows at the draft's ids; the draft on its training states",
             result=f"{facts.head_rows['offset']:.0%} of the rows are the target's; first-position acceptance on training states "
-                   f"{m.rungs['trained'].joint[0]:.0%}",
+                   f"{(m.in_sample or m.rungs['trained']).joint[0]:.0%}",
             decides="weight-missing if the rows are the target's and the draft fails with them",
-            figures={"rows": facts.head_rows["offset"], "position_1": m.rungs["trained"].joint[0]},
+            figures={"rows": facts.head_rows["offset"], "position_1": (m.in_sample or m.rungs["trained"]).joint[0]},
             fix="Export the head that was trained (SpecForge and vLLM share the target's only where the draft has none).",
             recovery="needs-retraining", patch=Patch(tensors={"lm_head.weight": "from source"}),
             caveats=["a draft trained with the target's head frozen, and too little, looks the same: the trainer's log tells"],
