@@ -77,3 +77,9 @@ def test_states_looked_for_in_a_model_or_a_folder_above(tmp_path: Path) -> None:
     (tmp_path / "run" / "counters.json").write_text("{}")
     with pytest.raises(DraftscopeError, match=r"Name one of its folders: train"):
         open_source(tmp_path / "run")
+
+
+def test_a_gate_without_a_baseline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["--draft", str(DRAFT), "--target", str(TARGET), "--serve", str(tmp_path)]
+    assert run(["gate", "--baseline", str(tmp_path / "gate.json"), *asked]) == 2
+    assert "--write-baseline" in capsys.readouterr().err

@@ -69,3 +69,9 @@ def test_a_replay_is_a_table() -> None:
     assert found.rows()[0]["joint 3"] == 0.1
     assert "&lt;b&gt;d&lt;/b&gt;" in unescape(found._repr_html_())
     assert "nothing" not in Replays()._repr_html_()
+
+
+def test_printed_it_is_what_a_terminal_shows() -> None:
+    told = str(case())
+    assert told.startswith("wiring") and "Acceptance" in told and "1. layer-set" in told
+    assert "\x1b" not in str(hostile()) and max(map(len, told.splitlines())) <= 100

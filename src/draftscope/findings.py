@@ -266,6 +266,9 @@ class Diagnosis(Model, Shown):
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 
+    def __str__(self) -> str:
+        return self._told()
+
     def json_text(self) -> str:
         """The contract's JSON, two-space indented."""
         return self.model_dump_json(by_alias=True, indent=2)

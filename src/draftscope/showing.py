@@ -12,6 +12,10 @@ from typing import Any
 class Shown:
     """Mixed into results."""
 
+    def _told(self) -> str:
+        """What a terminal shows of it."""
+        return str(_room().text(self))
+
     def _repr_html_(self) -> str:
         return str(_room().html(self))
 

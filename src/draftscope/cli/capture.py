@@ -106,6 +106,9 @@ def transformers(
     ui.print(f"{count(captured.requests, 'request')} with {count(captured.rows, 'row')} in {visible(out)}, "
              f"{captured.bytes / 1e6:.1f} MB")
     _tell(ui, prints)
+    empty = sum(len(one.token_ids) <= 1 for one in results)
+    if empty:
+        ui.print(f"{count(empty, 'request')} got an answer of one token or none: they hold no verify step")
     if captured.requests_left_out or captured.tails_cut:
         ui.print(f"the budget left out {count(captured.requests_left_out, 'request')}, "
                  f"and {count(captured.rows_cut, 'row')} at the end of {captured.tails_cut} others")

@@ -103,6 +103,9 @@ def command(
         ui.print(f"written: {baseline}, with acceptance {', '.join(found.rungs) or 'none'} and "
                  f"{len(found.placement.train) + len(found.placement.serve)} slots")
         return
+    if not baseline.exists():
+        raise UsageError("there is no baseline yet", where=str(baseline),
+                         remedy="Write one of a build that holds: the same command with --write-baseline")
     before = read(baseline)
     answer = judge(before, measured() if current is None else read(current), level=level, margin=margin)
     # Names come from files, and line ends in them would make rows of their own.

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from io import StringIO
 from typing import Any
 
 from markupsafe import escape
+from rich.console import Console
 
 from draftscope.compare.statistics import Comparison
 from draftscope.counterfactual import Replays
@@ -16,6 +18,7 @@ from draftscope.report import clouds, curves, figures, parts, words
 from draftscope.report.compared import comparison_page
 from draftscope.report.drawing import Figure
 from draftscope.report.html import page, render
+from draftscope.report.terminal import show
 
 HEIGHT = 720
 """Of a report's frame, in pixels."""
@@ -47,6 +50,14 @@ def html(result: object) -> str:
     shown = [[_short(value) for value in row.values()] for row in held]
     text = render("rows.html", title="draftscope", head_cells=list(held[0]) if held else [], rows=shown)
     return _framed(text, 90 + 34 * len(held))
+
+
+def text(result: Diagnosis) -> str:
+    """What a terminal shows of it, of any length."""
+    told = Console(file=StringIO(), width=100)
+    show(result, told, lines=None)
+    assert isinstance(told.file, StringIO)
+    return told.file.getvalue().rstrip("\n")
 
 
 def plot(result: object, names: Sequence[str]) -> Drawn:
