@@ -71,7 +71,7 @@ def wider(folder: Path) -> Path:
 SOURCES: dict[str, tuple[Callable[[Path], Path], str]] = {
     "missing": (lambda folder: folder / "nowhere", "does not exist"), "a file": (a_file, "not a folder"),
     "the weights alone": (lambda folder: DRAFT / "model.safetensors", "not a folder"), "empty": (a_folder, "no config.json"),
-    "a pipe": (a_pipe, "not a folder"), "the target": (lambda folder: TARGET, "do not belong together"),
+    "a pipe": (a_pipe, "not a folder"), "the target": (lambda folder: TARGET, "holds a whole model"),
     "cut": (cut, "truncated"), "without config": (without_config, "no config.json"), "wider": (wider, "another shape"),
     "of other heads": (lambda folder: QWEN, "another shape"), "the draft itself": (lambda folder: DRAFT, "is the draft itself"),
 }
