@@ -185,7 +185,7 @@ def _scanned(ui: Ui, path: str, out: Path, format: str | None, asked: _Asked, re
         keep("nothing was written")
     what = f"scanning {source.path}"
     if asked.engine in (None, "numba") and not kept_compiled():
-        ui.note("the passes are compiled for this machine, once: about half a minute of a free core")
+        ui.note("the passes are compiled for this machine, once; until then nothing is read")
     with front(ui.errors, what, ui.quiet) as (shown, on_progress), Noted(out, what, None, "files") as noted:
         def on_kept(done: int, of: int) -> None:
             shown.kept = f"{done:,} of {of:,} files are safe in {partial_of(out).name}"

@@ -247,7 +247,7 @@ def text_prefix(names: Mapping[str, Place], folder: Place) -> str:
     # A multi-token-prediction block repeats the embedding inside `layers.`, and vision towers have tables of their own.
     found = sorted((n for n in names if n.endswith(suffix) and "layers." not in n and "vision" not in n), key=len)
     if not found:
-        draft = any(name.rpartition("fc.weight")[1] or name == "d2t" for name in names)
+        draft = any(f".{name}".endswith((".fc.weight", ".d2t")) for name in names)
         raise DraftscopeError(f"no tensor called ...{suffix}", where=str(folder), remedy=f"The files hold {_few(names)}" + (
             ": an EAGLE-3 draft, which goes to --draft; --target takes the model that it drafts for" if draft else ""))
     return found[0].removesuffix(suffix)
