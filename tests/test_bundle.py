@@ -87,11 +87,11 @@ def test_what_is_too_large_is_left_out_in_the_order_of_its_worth(case: Path, tmp
     inputs = Inputs(train=case / "train")
     diagnosis = Diagnosis(verdict="undecided", next=["give --serve"])
     whole = write_bundle(tmp_path / "whole.zip", diagnosis, inputs)
-    assert "rows/train.safetensors" in whole.files
+    assert "rows/train.safetensors" in whole.files and set(whole.files) == set(unpacked(whole.path))
     less = write_bundle(tmp_path / "less.zip", diagnosis, inputs, limit=whole.size - 2000)
     assert (tmp_path / "less.zip").stat().st_size == less.size <= whole.size - 2000
     least = write_bundle(tmp_path / "least.zip", diagnosis, inputs, limit=4000)
-    assert least.files == ("diagnosis.json", "report.txt")
+    assert least.files == ("README.txt", "diagnosis.json", "report.txt")
     assert any("report.html" in one for one in least.left_out)
     with pytest.raises(DraftscopeError, match="are allowed"):
         write_bundle(tmp_path / "none.zip", diagnosis, inputs, limit=100)

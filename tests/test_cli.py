@@ -16,7 +16,7 @@ import pytest
 
 import draftscope.cli
 from draftscope.cli import common
-from draftscope.cli.main import TABLE, Entry, available, run
+from draftscope.cli.main import MEANT, TABLE, Entry, available, load, run
 
 COMMAND = '''
 from pathlib import Path
@@ -92,6 +92,15 @@ def in_process(folder: Path, *arguments: str, env: Mapping[str, str] = {}, **str
     )
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams}
     return subprocess.run([sys.executable, "-c", code], text=True, timeout=60, env={**os.environ, **env}, **streams)
+
+
+def test_an_option_of_another_programs_name_is_answered_with_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    for command, option, wanted in (("diagnose", "--capture", "--serve"), ("replay", "--model", "--target"),
+                                    ("train", "--lr", "--learning-rate")):
+        assert run([command, option, "x"]) == 2
+        assert f"(Possible options: {wanted})" in capsys.readouterr().err
+    ours = {option for name in TABLE for parameter in load(name).params for option in parameter.opts}
+    assert {option for meant in MEANT.values() for option in meant} <= ours
 
 
 def test_help_imports_no_heavy_library() -> None:

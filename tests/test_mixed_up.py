@@ -17,14 +17,16 @@ from draftscope.drilling.running import inputs_of
 from draftscope.eagle3.checkpoint import load_checkpoint
 from draftscope.errors import DraftscopeError
 from draftscope.faults.plant import Plant
+from draftscope.linting.lint import lint
 from draftscope.states.opening import open_source
 from draftscope.target.model import load_target
 from draftscope.target.parts import read_parts
 
 
 def test_a_target_given_as_the_draft() -> None:
-    with pytest.raises(DraftscopeError, match=r"holds a whole model.*Give the draft's folder with --draft"):
-        load_checkpoint(TARGET)
+    for read in (load_checkpoint, lint):
+        with pytest.raises(DraftscopeError, match=r"holds a whole model.*Name the draft's folder here"):
+            read(TARGET)
 
 
 def test_a_draft_given_as_the_target() -> None:

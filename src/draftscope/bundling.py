@@ -34,7 +34,7 @@ from draftscope.states.places import Place, model_folder
 from draftscope.states.tensorfile import read_json
 from draftscope.states.types import Sample, Trace
 
-FOLDER = "draftscope-bundle"
+FOLDER, README = "draftscope-bundle", "README.txt"
 LIMIT = 8_000_000
 """Bytes. Trackers take attachments of 10 to 25 MB."""
 ROWS, SEQUENCES = 16, 2
@@ -131,7 +131,7 @@ def write_bundle(
         path.write_bytes(packed)
     except OSError as error:
         raise DraftscopeError(f"cannot be written: {error.strerror}", where=str(path)) from error
-    return Bundled(path, len(packed), tuple(sorted({**files, **taken})), tuple(said))
+    return Bundled(path, len(packed), (README, *sorted({**files, **taken})), tuple(said))
 
 
 def _known(inputs: Inputs) -> dict[str, str]:
@@ -268,7 +268,7 @@ def _zip(files: Mapping[str, bytes], left_out: Sequence[str], text: bool) -> byt
     """The archive: names in order, no times, no owners."""
     held = io.BytesIO()
     with zipfile.ZipFile(held, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
-        for name, content in (("README.txt", _readme(files, left_out, text)), *sorted(files.items())):
+        for name, content in ((README, _readme(files, left_out, text)), *sorted(files.items())):
             entry = zipfile.ZipInfo(f"{FOLDER}/{name}", date_time=(1980, 1, 1, 0, 0, 0))
             entry.compress_type, entry.create_system, entry.external_attr = zipfile.ZIP_DEFLATED, 3, 0o644 << 16
             archive.writestr(entry, content)

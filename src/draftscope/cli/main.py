@@ -28,6 +28,19 @@ FOUND, USAGE, UNREADABLE, INTERNAL, UNDECIDED = 1, 2, 3, 4, 5
 INTERRUPTED, CLOSED_PIPE = 130, 141
 BARE = {"--ray": "auto"}
 """What an option stands for where its value is left out."""
+MEANT = {
+    "--capture": ("--serve", "--states"), "--dump": ("--serve", "--states"), "--trace": ("--serve", "--states"),
+    "--states": ("--train", "--serve"), "--data": ("--train",), "--training": ("--train",),
+    "--checkpoint": ("--draft",), "--drafter": ("--draft",), "--eagle": ("--draft",), "--speculator": ("--draft",),
+    "--speculative-model": ("--draft",), "--speculative-draft-model-path": ("--draft",), "--model-path": ("--target",),
+    "--model": ("--target",), "--base": ("--target",), "--base-model": ("--target",), "--verifier": ("--target",),
+    "--engine": ("--for",), "--consumer": ("--for",), "--output": ("--out",), "--output-dir": ("--out",),
+    "--max-tokens": ("--max-new",), "--max-new-tokens": ("--max-new",), "--num-speculative-tokens": ("-k", "--steps"),
+    "--speculative-num-steps": ("--steps",), "--speculative-eagle-topk": ("--topk",),
+    "--speculative-num-draft-tokens": ("--nodes",), "--held-out": ("--train-heldout", "--heldout"),
+    "--test": ("--train-heldout", "--heldout"), "--lr": ("--learning-rate",),
+}
+"""What other programs call an option, and what it may be here: told where a command lacks the one and has the other."""
 UNWRITTEN = frozenset({errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO})
 """What a write to an open stream fails with, for which nobody but the disk is to blame."""
 
@@ -154,6 +167,7 @@ def _run(arguments: list[str], debug: bool) -> int:
     except typer.Exit as leaving:
         return leaving.exit_code
     except typer.TyperException as error:
+        _suggest(error)
         error.show() if hasattr(error, "show") else _say(str(error))
         return USAGE
     except (KeyboardInterrupt, typer.Abort) as error:
@@ -174,6 +188,14 @@ def _run(arguments: list[str], debug: bool) -> int:
         return _refused(DraftscopeError(error.strerror or "cannot be read", where=os.fsdecode(error.filename)), debug)
     except Exception as error:
         return _internal(error, debug)
+
+
+def _suggest(error: Any) -> None:
+    """Put what an unknown option is called here before what is merely spelt like it."""
+    meant, context = MEANT.get(getattr(error, "option_name", "")), getattr(error, "ctx", None)
+    if meant is not None and context is not None:
+        held = {name for parameter in context.command.params for name in parameter.opts}
+        error.possibilities = [name for name in meant if name in held] or error.possibilities
 
 
 def main() -> NoReturn:

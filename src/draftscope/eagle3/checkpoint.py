@@ -39,6 +39,10 @@ WHOLE = 6
 _SPARE, _TIMES = 2**22, 64
 
 
+class NoDraft(DraftscopeError):
+    """Weights that are of something else than an EAGLE-3 draft."""
+
+
 @dataclass(slots=True)
 class Checkpoint:
     """A draft checkpoint as found. Tensors are mapped from the files where these allow it.
@@ -87,7 +91,8 @@ def load_checkpoint(folder: Place | str, *, target_layers: int | None = None, wr
         writer: whose trainer wrote it, where that changes what a key means; None = by the names of the tensors.
 
     Raises:
-        DraftscopeError: not a draft, another file format, a truncated file, a shape that contradicts the configuration, or
+        NoDraft: weights of something else.
+        DraftscopeError: another file format, a truncated file, a shape that contradicts the configuration, or
             something that the draft model here can't honour.
     """
     folder = model_folder(folder)
@@ -96,11 +101,11 @@ def load_checkpoint(folder: Place | str, *, target_layers: int | None = None, wr
     tensors, spelt = weights.tensors, weights.spelt
     notes = [*weights.notes, *(f"prefix {p} stripped from tensor names" for p in weights.prefixes)]
     if not any(name.startswith(("fc.", "midlayer.", "lm_head.")) for name in tensors):
-        raise DraftscopeError("no tensor of an EAGLE-3 draft (fc, midlayer or layers.0, lm_head) in the files", where=str(folder))
+        raise NoDraft("no tensor of an EAGLE-3 draft (fc, midlayer or layers.0, lm_head) in the files", where=str(folder))
     layers = {name.split(".")[1] for name in tensors if name.startswith("layers.")}
     if len(layers) >= WHOLE and "fc.weight" not in tensors:
-        raise DraftscopeError("holds a whole model (no fc, and decoder layers one after the other), no EAGLE-3 draft",
-                              where=str(folder), remedy="Give the draft's folder with --draft, and the target's with --target")
+        raise NoDraft("holds a whole model (no fc, and decoder layers one after the other), no EAGLE-3 draft",
+                      where=str(folder), remedy="Name the draft's folder here, and the target's with --target")
     if writer is None and "draft_model." in weights.prefixes:
         writer = "specforge"
         if "norm_output" in raw:

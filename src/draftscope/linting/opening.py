@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from draftscope.eagle3.checkpoint import Checkpoint, expected_shapes, load_checkpoint
+from draftscope.eagle3.checkpoint import Checkpoint, NoDraft, expected_shapes, load_checkpoint
 from draftscope.eagle3.config import DraftConfig
 from draftscope.eagle3.dialects import describe
 from draftscope.errors import DraftscopeError
@@ -43,6 +43,8 @@ def open_checkpoint(folder: Path, target_layers: int | None = None) -> Opened:
         return _quantised(folder, raw, target_layers)
     try:
         return Opened(load_checkpoint(folder, target_layers=target_layers))
+    except NoDraft:
+        raise
     except DraftscopeError:
         found = _shapes(folder, raw) if isinstance(raw, dict) else []
         if not found:

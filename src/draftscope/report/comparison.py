@@ -14,6 +14,9 @@ from draftscope.compare.yardstick import FAR
 from draftscope.report.compared import carried_says, unit_says
 from draftscope.text import count, number, percent, sentence, visible
 
+OTHER_CONTENT = frozenset({"entry", "token alone", "less"})
+"""Looks of a slot that holds something else altogether, so that no class of rows or dimension tells more."""
+
 
 def fingerprint_story(side: Side, name: str = "") -> Iterator[RenderableType]:
     """What a fingerprint was made of, and its norms by entry and class of rows."""
@@ -27,26 +30,28 @@ def fingerprint_story(side: Side, name: str = "") -> Iterator[RenderableType]:
 def norms_table(side: Side) -> Table:
     """Norms by entry and class."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    remarked = any(_remark(figures) for entry in side.entries for figures in entry.classes.values() if figures.rows)
     for heading in ("entry", "", "rows"):
-        table.add_column(heading, overflow="fold", justify="right" if heading == "rows" else "left")
-    for heading in ("mean", "median", "1 %", "99 %", "largest", "outlier channels", "remark"):
-        table.add_column(heading, justify="left" if heading in ("outlier channels", "remark") else "right")
+        table.add_column(heading, no_wrap=True, justify="right" if heading == "rows" else "left")
+    for heading in ("mean", "median", "1 %", "99 %", "largest", "outlier channels", *(["remark"] if remarked else [])):
+        words = heading in ("outlier channels", "remark")
+        table.add_column(heading, justify="left" if words else "right", no_wrap=not words)
     for entry in side.entries:
-        label = f"  {entry.entry} {visible(entry.label, 24)}" + (" (last state)" if entry.last and entry.label != "last" else "")
+        label = f"  {entry.entry} {visible(entry.label, 24)}" + (", last" if entry.last and entry.label != "last" else "")
         for name in ("first", "sink", "answer", "other"):
             figures = entry.classes[name]
             if figures.rows == 0:
                 continue
             table.add_row(label, name, f"{figures.rows:,}", *map(norm, (
                 figures.norm_mean, figures.norm_median, figures.norm_p01, figures.norm_p99, figures.norm_max,
-            )), " ".join(map(str, figures.outlier_channels[:4])), _remark(figures))
+            )), " ".join(map(str, figures.outlier_channels[:4])), *([_remark(figures)] if remarked else []))
             label = ""
     return table
 
 
 def norm(value: float | None) -> str:
     """A norm, to four figures."""
-    return "–" if value is None else f"{value:.4g}"
+    return "–" if value is None else f"{value:,.0f}" if 1e3 <= value < 1e7 else f"{value:.4g}"
 
 
 def _remark(figures: Figures) -> str:
@@ -101,13 +106,18 @@ def _looks(comparison: Comparison) -> Iterator[RenderableType]:
 
 
 def _carriers(comparison: Comparison) -> Iterator[RenderableType]:
-    """Rows and dimensions that carry a difference, of slots that are far."""
+    """Rows and dimensions that carry a difference, of slots that are far from their own entry and hold no other."""
     far = [look.slot for look in comparison.looks if look.effect is not None and look.effect > FAR]
     far += [e.slot for e in comparison.effects if e.effect is not None and e.effect > FAR]
+    others = {look.slot for look in comparison.looks if look.kind in OTHER_CONTENT}
     if not far:
         return
     yield Text("")
     yield Text("What carries the difference", style="bold")
+    if others & set(far):
+        slots = ", ".join(map(str, sorted(others & set(far))))
+        yield Text(f"  slot{'s' if ',' in slots else ''} {slots}: everything, as told above; the JSON has the figures")
+        far = [slot for slot in far if slot not in others]
     for slot in sorted(set(far)):
         for by in ("class", "position"):
             told = [e for e in comparison.effects if e.slot == slot and e.by == by]
