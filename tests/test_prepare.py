@@ -11,12 +11,15 @@ from typing import Any
 
 import pytest
 import torch
+from families import family_target
 from safetensors.torch import load_file
 from tiny import TARGET, tiny_target
+from transformers import GenerationConfig
 
 from draftscope.cli.main import run
+from draftscope.eagle3.sampling import Sampling
 from draftscope.errors import DraftscopeError
-from draftscope.pipeline.answering import Sampling, by_transformers, own_loop
+from draftscope.pipeline.answering import Answerer, Asked, by_transformers, own_loop
 from draftscope.pipeline.conversations import Renderer
 from draftscope.pipeline.prepare import Wanted, answer_all, keep_answers, read_wanted
 from draftscope.pipeline.prepared import LINES, Folder, Prepared
@@ -84,14 +87,15 @@ def test_earlier_answers_of_the_source_are_replaced(prompts: Path, tmp_path: Pat
     target = tiny_target()
     folder = Folder(tmp_path / "out", {}, target.parts.vocab)
 
-    def scripted(asked: Any) -> Iterator[tuple[int, list[int]]]:
+    def scripted(asked: Any, on_answer: Any) -> None:
         for key, ids in asked:
             seen.append(target.tokenizer.decode(ids))
-            yield key, [*target.tokenizer.encode("own words", add_special_tokens=False), min(target.stop_ids)]
+            on_answer(key, [*target.tokenizer.encode("own words", add_special_tokens=False), min(target.stop_ids)])
 
     seen: list[str] = []
-    answer_all(folder, read_wanted(prompts, folder.prepared), Renderer(target.tokenizer, target.stop_ids), scripted,
-               target.tokenizer.decode, target.stop_ids, longest=256)
+    wanted = read_wanted(prompts, folder.prepared, target.parts.vocab)
+    answer_all(folder, wanted, Renderer(target.tokenizer, target.stop_ids), scripted, target.tokenizer.decode, target.stop_ids,
+               longest=256)
     folder.close(finished=True)
     asked = [text for text in seen if "own words" in text]
     assert len(asked) == 1 and "gone" not in "".join(seen)
@@ -162,18 +166,94 @@ def test_longest_prompts_are_skipped_and_counted(tmp_path: Path) -> None:
     target = tiny_target()
     prepared = Folder(tmp_path / "out", {}, target.parts.vocab)
     wanted = [Wanted(0, "0", prompt_ids=[5] * 40), Wanted(1, "1", prompt_ids=[5, 6])]
-    answerer = own_loop(target, Sampling(max_new=4), rows=2, longest=32)
+    answerer = own_loop(target, Asked(max_new=4), rows=2, longest=32)
     answer_all(prepared, wanted, None, answerer, str, target.stop_ids, longest=32)
     prepared.close(finished=True)
     assert prepared.prepared.conversations == 1 and "is longer than 32 tokens" in prepared.prepared.skipped
 
 
+def answered(answerer: Answerer, prompts: Sequence[tuple[int, Sequence[int]]]) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    answerer(iter(prompts), found.__setitem__)
+    return found
+
+
 def test_sampled_answers_follow_the_seed() -> None:
     target = tiny_target()
     prompts = [(i, [5, 9, 11, 4 + i]) for i in range(6)]
-    sampling = Sampling(8, 1.0, seed=3)
-    for make in (own_loop(target, sampling, rows=4, longest=64), by_transformers(target, sampling, rows=4)):
-        assert sorted(make(iter(prompts))) == sorted(make(iter(prompts)))
+    for make in (own_loop, by_transformers):
+        more: dict[str, Any] = {"longest": 64} if make is own_loop else {}
+        answerer = {seed: make(target, Asked(8, Sampling(1.0, seed=seed)), rows=4, **more) for seed in (3, 4)}
+        first = answered(answerer[3], prompts)
+        assert answered(answerer[3], prompts) == first != answered(answerer[4], prompts)
+        # Another turn of the same conversations has draws of its own.
+        assert answered(answerer[3], [(key, [6, *ids]) for key, ids in prompts]) != first
+    one_by_one = {key: answered(own_loop(target, Asked(8, Sampling(1.0, seed=3)), rows=1, longest=64), [(key, ids)])[key]
+                  for key, ids in prompts[::-1]}
+    assert one_by_one == answered(own_loop(target, Asked(8, Sampling(1.0, seed=3)), rows=4, longest=64), prompts)
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gpt_oss", "granite", "mistral", "qwen3"])
+def test_every_family_answers_in_its_own_words(family: str, tmp_path: Path) -> None:
+    """Masks, windows, caches and what is done to logits are the target's, whoever answers."""
+    target = family_target(family, tmp_path)
+    draw = torch.Generator().manual_seed(1)
+    prompts = [(key, torch.randint(3, target.parts.vocab, (5 + 3 * key,), generator=draw).tolist()) for key in range(5)]
+    alone = {key: answered(by_transformers(target, Asked(24), rows=1), [(key, ids)])[key] for key, ids in prompts}
+    assert answered(own_loop(target, Asked(24), rows=3, longest=128), prompts) == alone
+
+
+def test_what_generation_config_says_is_not_what_was_asked(tmp_path: Path) -> None:
+    target = tiny_target()
+    prompts = [(key, [5, 9, 11, 4 + key]) for key in range(4)]
+    plain = answered(by_transformers(target, Asked(12), rows=4), prompts)
+    own = target.model.generation_config
+    target.model.generation_config = GenerationConfig(repetition_penalty=5.0, top_k=1, do_sample=True)
+    try:
+        assert answered(by_transformers(target, Asked(12), rows=4), prompts) == plain
+        hot = Asked(1, Sampling(50.0, seed=1))
+        many = [(key, [5, 9, 11, 4]) for key in range(400)]
+        for make in (by_transformers(target, hot, rows=400), own_loop(target, hot, rows=400, longest=16)):
+            # Nearly even draws: far more different tokens than a cut at 50 or 200 of them would leave.
+            assert len({ids[0] for ids in answered(make, many).values()}) > min(0.6 * target.parts.vocab, 205)
+    finally:
+        target.model.generation_config = own
+
+
+def test_other_prompts_of_the_same_name_are_not_taken_for_those_answered(
+    prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert prepare(prompts, tmp_path / "out") == 0
+    kept = (tmp_path / "out" / LINES).read_bytes()
+    other = tmp_path / "elsewhere" / prompts.name
+    other.parent.mkdir()
+    other.write_text(prompts.read_text().replace("the dog", "the fox"))
+    assert prepare(other, tmp_path / "out") == 3
+    assert "another conversation than line 3 of the prompts" in capsys.readouterr().err
+    longer = tmp_path / "longer" / prompts.name
+    longer.parent.mkdir()
+    longer.write_text(prompts.read_text() + '{"prompt": "one more"}\n')
+    assert prepare(longer, tmp_path / "out") == 0
+    assert (tmp_path / "out" / LINES).read_bytes().startswith(kept) and len(lines(tmp_path / "out")) == 6
+
+
+@pytest.mark.parametrize("spoilt", [b'{"index": 1}', b"[1]", b"nothing",
+                                    b'{"index":1,"token_ids":[1,2],"loss_mask":[1],"ended":1}',
+                                    b'{"index":1,"token_ids":[-4],"loss_mask":[1],"ended":true}'])
+def test_a_bad_line_in_the_middle_is_told_and_costs_none_behind_it(
+    spoilt: bytes, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert prepare(prompts, tmp_path / "out") == 0
+    file = tmp_path / "out" / LINES
+    whole = file.read_bytes().splitlines(keepends=True)
+    file.write_bytes(b"".join([whole[0], spoilt + b"\n", *whole[2:]]))
+    before = file.read_bytes()
+    assert prepare(prompts, tmp_path / "out") == 3
+    assert "line 2 is no conversation" in capsys.readouterr().err
+    assert file.read_bytes() == before
+    file.write_bytes(b"".join(whole)[:-7])  # the last one half written
+    assert prepare(prompts, tmp_path / "out") == 0
+    assert sorted(row["index"] for row in lines(tmp_path / "out")) == [0, 1, 2, 3, 4]
 
 
 class Fake(BaseHTTPRequestHandler):
@@ -233,12 +313,12 @@ def test_a_server_that_is_not_there(prompts: Path, tmp_path: Path, served: str, 
 
 def test_lines_that_are_nothing_are_counted(tmp_path: Path) -> None:
     file = tmp_path / "x.jsonl"
-    file.write_bytes(b"[1]\n\xff\xfe\n" + b"[" * 100_000 + b'\n{"token_ids": [-1]}\n{"messages": 3}\n')
+    file.write_bytes(b"[1]\n\xff\xfe\n" + b"[" * 100_000 + b'\n{"token_ids": [-1]}\n{"messages": 3}\n{"token_ids": [9, 10]}\n')
     prepared = Prepared(tmp_path)
-    assert not list(read_wanted(file, prepared))
-    assert sum(count for count, _ in prepared.skipped.values()) == 5
+    assert not list(read_wanted(file, prepared, 10))
+    assert sum(count for count, _ in prepared.skipped.values()) == 6
     with pytest.raises(DraftscopeError, match="No such file"):
-        list(read_wanted(tmp_path / "none", prepared))
+        list(read_wanted(tmp_path / "none", prepared, 10))
 
 
 def test_a_server_s_target_is_not_loaded(prompts: Path, tmp_path: Path, served: str, monkeypatch: pytest.MonkeyPatch,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from support import VOCAB, WIDTH, random_draft, save_target
 from torch import Tensor
 from torch.nn import functional as F
 
+from draftscope import stopping
 from draftscope.boundaries import Boundary
 from draftscope.cli.main import run
 from draftscope.eagle3.batches import batch_order
@@ -23,15 +25,17 @@ from draftscope.eagle3.checkpoint import build_draft, load_checkpoint
 from draftscope.eagle3.choices import Choices
 from draftscope.eagle3.collate import Collate
 from draftscope.eagle3.corpus import Held, column_rms
+from draftscope.eagle3.descent import Descent
 from draftscope.eagle3.examples import Example, choices, load_examples
 from draftscope.eagle3.heldout import evaluate
+from draftscope.eagle3.interrupts import undisturbed
 from draftscope.eagle3.loss import pack_rows, supervised_rows, ttt_loss, ttt_outputs
 from draftscope.eagle3.model import Draft
 from draftscope.eagle3.settings import Optimizer
 from draftscope.eagle3.start import draft_vocabulary, folded, new_draft
 from draftscope.eagle3.train import Settings, Watch, train
 from draftscope.errors import DraftscopeError
-from draftscope.states.plain import write_sample
+from draftscope.states.plain import read_sample, write_sample
 from draftscope.states.types import Sample
 from draftscope.target.model import load_target
 
@@ -326,6 +330,89 @@ def test_a_stopped_run_goes_on_to_the_same_weights(tmp_path: Path, how: str, opt
     assert training(tmp_path / "parts").steps == whole.steps, "a finished run has nothing left to do"
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("when", ["step", "last step", "evaluation", "last evaluation"])
+def test_a_signal_at_any_moment_loses_nothing(
+    tmp_path: Path, when: str, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The state holds whole steps, and what belongs to a step (log, draft, evaluation) is made up for."""
+    parts, samples = learnable(12)
+    examples = load_examples(samples, parts)
+    quick = replace(QUICK, epochs=2)
+
+    def training(folder: Path) -> Any:
+        return train(examples[:8], parts, shape(24, 24), None, folder, settings=quick, heldout=examples[8:],
+                     watch=Watch(evaluate_every=2, save_minutes=1e9))
+
+    whole = training(tmp_path / "whole")
+    real: dict[str, Any] = {"step": Descent.step, "evaluation": evaluate}
+    calls = 0
+    of = {"step": 3, "last step": whole.steps, "evaluation": 2, "last evaluation": len(whole.history)}[when]
+
+    def disturbed(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == of:
+            signal.raise_signal(number)
+        return real[when.split()[-1]](*arguments)
+
+    before = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+    with monkeypatch.context() as patched:
+        patched.setattr(stopping, "_wish", None)
+        if "step" in when:
+            patched.setattr(Descent, "step", disturbed)
+        else:
+            patched.setattr("draftscope.eagle3.train.evaluate", disturbed)
+        try:
+            stopping.watch()
+            assert not training(tmp_path / "parts").finished
+        finally:
+            for one, handler in zip((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), before, strict=True):
+                signal.signal(one, handler)
+    rest = training(tmp_path / "parts")
+    assert rest.finished and rest.steps == whole.steps
+    for (name, a), (_, b) in zip(whole.draft.named_parameters(), rest.draft.named_parameters(), strict=True):
+        assert torch.equal(a, b), name
+    logs = [[json.loads(line) for line in (tmp_path / f / "log.jsonl").read_text().splitlines()] for f in ("whole", "parts")]
+    told = [[(e["step"], e.get("loss"), e.get("heldout"), e.get("best"), e.get("stale")) for e in log] for log in logs]
+    assert told[0] == told[1]
+    for kept in ("draft", "best"):
+        made = [(tmp_path / f / kept / "model.safetensors").read_bytes() for f in ("whole", "parts")]
+        assert made[0] == made[1], kept
+
+
+def test_a_signal_that_is_ignored_stays_so() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with undisturbed():
+            signal.raise_signal(signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_run_over_other_data_or_another_target_is_not_gone_on_with(tmp_path: Path) -> None:
+    parts, samples = learnable(8)
+    examples = load_examples(samples, parts)
+    d2t, _, _ = draft_vocabulary(torch.ones(24), 12)
+
+    def training(some: Any = examples[:6], target: Any = parts, offsets: Any = d2t, held: Any = examples[6:]) -> Any:
+        return train(some, target, shape(12, 24), offsets, tmp_path, settings=replace(QUICK, epochs=1), heldout=held)
+
+    training()
+    before = (tmp_path / "training.safetensors").read_bytes()
+    spoilt = [replace(e, states=e.states + 1) for e in examples]
+    masked = [replace(e, answer=torch.arange(len(e)) >= 1) for e in examples]
+    other = replace(parts, norm_weight=parts.norm_weight * 2)
+    for kind, changed in {"sample contents": {"some": spoilt[:6]}, "sample  contents": {"some": masked[:6]},
+                          "held-out samples": {"held": spoilt[6:]}, "target": {"target": other},
+                          "vocabulary map": {"offsets": d2t + 12}}.items():
+        with pytest.raises(DraftscopeError, match=f"a run over other {' '.join(kind.split())}"):
+            training(**changed)
+    assert (tmp_path / "training.safetensors").read_bytes() == before
+    training()
+
+
 def test_a_folder_with_another_run_is_not_overwritten(tmp_path: Path) -> None:
     parts, samples = learnable(6)
     examples = load_examples(samples, parts)
@@ -356,6 +443,10 @@ def test_data_that_does_not_fit_is_refused(tmp_path: Path) -> None:
         train([], parts, shape(24, 24), None, tmp_path)
     with pytest.raises(DraftscopeError, match="slots"):
         train(load_examples(samples, parts), parts, shape(24, 24, slots=2), None, tmp_path)
+    few = [replace(e, states=e.states[:, 1:]) for e in load_examples(samples, parts)]
+    with pytest.raises(DraftscopeError, match=r"text 0: states hold 3 entries"):
+        train(load_examples(samples, parts), parts, shape(24, 24), None, tmp_path / "held", heldout=few)
+    assert not (tmp_path / "held").exists()
     with pytest.raises(DraftscopeError, match="64 wide, the target 32"):
         load_examples(samples, parts_of(1, 24, 32))
     with pytest.raises(DraftscopeError, match="vocabulary of 10"):
@@ -398,3 +489,16 @@ def test_the_command_trains_from_files_and_goes_on(tmp_path: Path, capsys: pytes
     capsys.readouterr()
     assert run([*arguments, "--seed", "3"]) == 3
     assert "another folder" in capsys.readouterr().err
+    assert run([*arguments, "--clip", "-1"]) == 2
+    assert run([*arguments[:-2], "--out", str(tmp_path / "other"), "--boundaries", "2,4"]) == 2
+    assert "--boundaries names 2, the states have 3 slots" in capsys.readouterr().err
+    for i in range(8):
+        held = read_sample(tmp_path / "states" / f"hs_{i}.safetensors", [])
+        write_sample(tmp_path / "said" / f"hs_{i}.safetensors", held, {"layer_ids": [1, 3, 6, 8]})
+    said = ["train", str(tmp_path / "said"), "--target", str(target), "--out", str(tmp_path / "said-run"), "--draft-vocab", "50",
+            "--epochs", "1", "--batch-tokens", "64"]
+    assert run(said) == 2
+    assert "hold boundaries 1,3,6, and the draft would be written for 2,4,5" in capsys.readouterr().err
+    assert not (tmp_path / "said-run" / "draft").exists()
+    assert run([*said, "--boundaries", "1,3,6"]) == 0
+    assert load_checkpoint(tmp_path / "said-run" / "draft", target_layers=8).config.boundaries == (1, 3, 6)

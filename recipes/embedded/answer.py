@@ -13,19 +13,40 @@ import argparse
 import json
 import random
 import time
+from collections.abc import Callable, Iterable
+from itertools import chain
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from draftscope.pipeline.answers import Request, answers
+from draftscope.eagle3.sampling import Sampling
+from draftscope.pipeline.answering import Asked, own_loop
+from draftscope.target.model import Target, load_target
 
 PART = 128
+BLOCK = 1024
+"""Prompts answered, those of one temperature after those of another, before the next."""
 
 
-def save_part(folder: Path, number: int, finished: list[Request]) -> None:
+class Request(NamedTuple):
+    """A prompt to answer, greedily where the temperature is 0."""
+
+    key: int
+    prompt_ids: list[int]
+    temperature: float
+
+
+class Answer(NamedTuple):
+    key: int
+    prompt_ids: list[int]
+    answer_ids: list[int]
+    temperature: float
+
+
+def save_part(folder: Path, number: int, finished: list[Answer]) -> None:
     sequences = [r.prompt_ids + r.answer_ids for r in finished]
     tensors = {
         "token_ids": torch.tensor([t for s in sequences for t in s]).to(torch.uint16),
@@ -50,9 +71,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    tokenizer = AutoTokenizer.from_pretrained(options.target)
-    model = AutoModelForCausalLM.from_pretrained(options.target, dtype=getattr(torch, options.dtype)).eval()
-    stop = frozenset({tokenizer.eos_token_id})
+    target = load_target(options.target, getattr(torch, options.dtype))
+    tokenizer = target.tokenizer
 
     parts = sorted(options.out.glob("part-*.safetensors"))
     done: set[int] = set()
@@ -69,14 +89,18 @@ def main() -> None:
     header = tokenizer.apply_chat_template([{"role": "user", "content": "@@"}], tokenize=False).split("@@")[0]
     empty = [r for r in rows if r["kind"] == "self" and r["id"] not in done]
     opening = tokenizer.encode(header)
-    wanted = [Request(r["id"], list(opening), 1.0, stop, 96) for r in empty]
-    turns = {
-        r.key: tokenizer.decode(r.answer_ids, skip_special_tokens=True).strip()
-        for r in answers(model, wanted, rows=options.rows, capacity=256, seed=number)
-    }
+    turns: dict[int, str] = {}
 
-    def requests():
-        for r in rows:
+    def turn(done: Answer) -> None:
+        turns[done.key] = tokenizer.decode(done.answer_ids, skip_special_tokens=True).strip()
+
+    answer(target, [Request(r["id"], list(opening), 1.0) for r in empty], turn, max_new=96, rows=options.rows, longest=256,
+           seed=number)
+
+    def requests(block: list[dict[str, Any]], temperature: float) -> Iterable[Request]:
+        for r in block:
+            if r["temperature"] != temperature or written[0] + have >= options.tokens:
+                continue
             text = turns.get(r["id"], "") if r["kind"] == "self" else r["messages"][0]["content"]
             if r["id"] in done or not text:
                 continue
@@ -85,21 +109,50 @@ def main() -> None:
             )
             ids = tokenizer.encode(rendered)
             if len(ids) <= 256:
-                yield Request(r["id"], ids, r["temperature"], stop, 256)
+                yield Request(r["id"], ids, temperature)
 
-    finished: list[Request] = []
-    start, written = time.time(), 0
-    for request in answers(model, requests(), rows=options.rows, capacity=512, seed=1000 + number):
-        finished.append(request)
-        written += len(request.answer_ids)
+    finished: list[Answer] = []
+    start, written = time.time(), [0]
+
+    def keep(done: Answer) -> None:
+        nonlocal number
+        finished.append(done)
+        written[0] += len(done.answer_ids)
         if len(finished) == PART:
             save_part(options.out, number, finished)
-            number, finished = number + 1, []
-            print(f"part {number}: {have + written} answer tokens, {written / (time.time() - start):.0f} tok/s", flush=True)
-            if have + written >= options.tokens:
-                return
+            number += 1
+            finished.clear()
+            print(f"part {number}: {have + written[0]} answer tokens, {written[0] / (time.time() - start):.0f} tok/s", flush=True)
+
+    for begin in range(0, len(rows), BLOCK):
+        block = rows[begin : begin + BLOCK]
+        for temperature in sorted({r["temperature"] for r in block}):
+            answer(target, requests(block, temperature), keep, max_new=256, rows=options.rows, longest=512, seed=1000 + number)
     if finished:
         save_part(options.out, number, finished)
+
+
+def answer(target: Target, asked: Iterable[Request], on_done: Callable[[Answer], None], *, max_new: int, rows: int, longest: int,
+           seed: int) -> None:
+    """Answer requests of one temperature, in the order in which they finish."""
+    held: dict[int, Request] = {}
+    waiting = iter(asked)
+    first = next(waiting, None)
+    if first is None:
+        return
+
+    def prompts() -> Iterable[tuple[int, list[int]]]:
+        for one in chain([first], waiting):
+            held[one.key] = one
+            yield one.key, one.prompt_ids
+
+    sampling = Sampling(first.temperature, 0.95, seed=seed) if first.temperature else None
+
+    def done(key: int, ids: list[int]) -> None:
+        one = held.pop(key)
+        on_done(Answer(key, one.prompt_ids, ids, one.temperature))
+
+    own_loop(target, Asked(max_new, sampling), rows=rows, longest=longest)(prompts(), done)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from draftscope.errors import DraftscopeError, UsageError
 from draftscope.text import percent, visible
 
 if TYPE_CHECKING:
-    from draftscope.pipeline.answering import Answerer, Sampling
+    from draftscope.pipeline.answering import Answerer, Asked
     from draftscope.pipeline.prepared import Prepared
     from draftscope.target.model import Target
 
@@ -51,7 +51,8 @@ def command(
         raise UsageError("--server writes answers, --keep-answers keeps them", remedy="Leave one away")
     if not prompts.is_file():
         raise UsageError("is no file", where=str(prompts))
-    from draftscope.pipeline.answering import Sampling
+    from draftscope.eagle3.sampling import Sampling
+    from draftscope.pipeline.answering import Asked
     from draftscope.pipeline.conversations import Renderer
     from draftscope.pipeline.prepare import answer_all, own_share, read_wanted
     from draftscope.pipeline.prepare import keep_answers as keep_all
@@ -59,14 +60,15 @@ def command(
     from draftscope.target.embedded import ensure_target
     from draftscope.target.model import load_target, load_tokenizer
 
+    asked = Asked(max_new, Sampling(temperature, top_p, seed=seed) if temperature else None)
     where = target or ensure_target(report=ui.note)
-    sampling = Sampling(max_new=max_new, temperature=temperature, top_p=top_p, seed=seed)
     # Behind a server the target may be too large to load here; its tokenizer is enough.
     model = None if server is not None else load_target(where)
     tokenizer = load_tokenizer(where) if model is None else model.tokenizer
     stop_ids = _stop_ids(tokenizer) if model is None else model.stop_ids
     settings = {"prompts": prompts.name, "target": where.name, "by": "kept" if keep_answers else "server" if server else by,
-                "max_new": max_new, "max_length": max_length, "temperature": temperature, "top_p": top_p, "seed": seed}
+                "max_new": max_new, "max_length": max_length, "temperature": temperature, "top_p": top_p, "seed": seed,
+                **({} if model is None else {"weights": model.parts.fingerprint()})}
     folder = Folder(out, settings, len(tokenizer))
     prepared = folder.prepared
     if prepared.kept:
@@ -75,11 +77,11 @@ def command(
     finished = False
     try:
         with ui.progress("rendering" if keep_answers else "answering", tokens, "tokens") as advance:
-            wanted = read_wanted(prompts, prepared)
+            wanted = read_wanted(prompts, prepared, len(tokenizer) if model is None else len(model.parts.embedding))
             if keep_answers:
                 keep_all(folder, wanted, Renderer(tokenizer, stop_ids))
             else:
-                answerer = _answerer(server, by, model, sampling, tokenizer, stop_ids, rows, max_length, advance)
+                answerer = _answerer(server, by, model, asked, tokenizer, stop_ids, rows, max_length, advance)
                 renderer = Renderer(tokenizer, stop_ids) if tokenizer.chat_template else None
 
                 def decode(ids: Sequence[int]) -> str:
@@ -100,7 +102,7 @@ def _stop_ids(tokenizer: Any) -> frozenset[int]:
     return frozenset() if tokenizer.eos_token_id is None else frozenset({int(tokenizer.eos_token_id)})
 
 
-def _answerer(server: str | None, by: By, model: Target | None, sampling: Sampling, tokenizer: Any, stop_ids: frozenset[int],
+def _answerer(server: str | None, by: By, model: Target | None, asked: Asked, tokenizer: Any, stop_ids: frozenset[int],
               rows: int, longest: int, on_tokens: Callable[..., None]) -> Answerer:
     from draftscope.engines.server import connect
     from draftscope.pipeline.answering import by_server, by_transformers, own_loop
@@ -109,11 +111,11 @@ def _answerer(server: str | None, by: By, model: Target | None, sampling: Sampli
         def encode(text: str) -> list[int]:
             return list(tokenizer.encode(text, add_special_tokens=False))
 
-        return by_server(connect(server), sampling, encode, stop_ids, at_once=rows, on_tokens=on_tokens)
+        return by_server(connect(server), asked, encode, stop_ids, at_once=rows, on_tokens=on_tokens)
     assert model is not None
     if by == "transformers":
-        return by_transformers(model, sampling, rows=rows, on_tokens=on_tokens)
-    return own_loop(model, sampling, rows=rows, longest=longest, on_tokens=on_tokens)
+        return by_transformers(model, asked, rows=rows, on_tokens=on_tokens)
+    return own_loop(model, asked, rows=rows, longest=longest, on_tokens=on_tokens)
 
 
 def _refuse_nothing(prepared: Prepared, prompts: Path) -> None:

@@ -88,7 +88,7 @@ def command(
         "--warmup-share", min=0, max=1, metavar="X", help="Of all steps (own: 50 steps).")] = None,
     weight_decay: Annotated[float | None, typer.Option(
         "--weight-decay", min=0, metavar="X", help="Of matrices (own: 0.02).")] = None,
-    clip: Annotated[float | None, typer.Option("--clip", metavar="X", help="Largest gradient norm (own: 1).")] = None,
+    clip: Annotated[float | None, typer.Option("--clip", min=0, metavar="X", help="Largest gradient norm (own: 1).")] = None,
     epochs: Annotated[int | None, typer.Option(
         "--epochs", min=1, metavar="N", help="Passes over the data (own: 10).")] = None,
     batch_tokens: Annotated[int, typer.Option(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from draftscope import stopping
+from draftscope.boundaries import default_boundaries
 from draftscope.cli.common import Ui, keep
 from draftscope.cli.extract import conversations_of
 from draftscope.eagle3.corpus import Corpus, FileCorpus, split, token_counts
@@ -20,6 +23,7 @@ from draftscope.eagle3.train import Event, Result, Settings, Watch, train
 from draftscope.eagle3.vocabmap import coverage, read_map
 from draftscope.errors import UsageError
 from draftscope.pipeline.online import OnlineCorpus
+from draftscope.states import plain
 from draftscope.states.folder import FileSource
 from draftscope.states.opening import open_source
 from draftscope.states.places import Place, Remote
@@ -39,6 +43,7 @@ class Work:
     Attributes:
         shape: fields of `DraftConfig` that are to differ from the target's proportions.
         target_rope: the draft takes the target's rope parameters.
+        said: boundaries that the states say they hold.
     """
 
     ui: Ui
@@ -55,6 +60,7 @@ class Work:
     vocab_map: Path | None
     target_rope: bool
     watch: Watch
+    said: tuple[int, ...] | None = field(default=None, init=False)
 
     def run(self, states: Place, heldout: Place | None, target: Path | None, *, online: bool) -> None:
         """Read, train, tell."""
@@ -77,6 +83,7 @@ class Work:
         corpus, held = split(found[0], HELD_OUT) if heldout is None else found
         if corpus.lengths:
             shape["slots"] = corpus.shape[0] - 1
+            self._check_boundaries(parts)
         counts = token_counts(corpus, vocab)
         if given is None:
             d2t, _, covered = draft_vocabulary(counts, size)
@@ -101,8 +108,25 @@ class Work:
             result = train(corpus, parts, config, d2t if size < vocab else None, self.out, settings=self.settings, heldout=held,
                            watch=self.watch, device=self.device, ranks=self.ranks, on_event=show)
         if not result.finished:
+            stopping.heed()
             raise KeyboardInterrupt
         self._tell(result, {"coverage": covered, "samples": len(corpus.lengths), "heldout_samples": len(held.lengths)})
+
+    def _check_boundaries(self, parts: TargetParts) -> None:
+        """Hold what the draft's configuration will name against the slots there are, and against what the files say they are.
+
+        Nobody can tell boundaries from the files alone, so where these say something else than what is in effect it is asked.
+        """
+        given, slots = self.shape.get("boundaries"), self.shape["slots"]
+        if given is not None and len(given) != slots:
+            raise UsageError(f"--boundaries names {len(given)}, the states have {slots} slots",
+                             remedy="Name one boundary for each slot")
+        said = self.said
+        if given is None and said is not None and slots == 3 and said != default_boundaries(parts.layers):
+            told, usual = (",".join(map(str, some)) for some in (said, default_boundaries(parts.layers)))
+            raise UsageError(f"the states say that they hold boundaries {told}, and the draft would be written for {usual}, the "
+                             "target's defaults, which engines then give it",
+                             remedy=f"Say what they hold: --boundaries {told}, or {usual} where the files are wrong")
 
     def _tell(self, result: Result, facts: dict[str, Any]) -> None:
         figures = result.heldout
@@ -126,6 +150,7 @@ class Work:
                 if source.kind != "samples" or not isinstance(source, FileSource):
                     raise UsageError("holds a capture, not training data", where=str(path),
                                      remedy="Make training data with `draftscope extract`")
+                self.said = self.said or claimed(source)
                 corpus = FileCorpus.of(source, fitting, self.out / "choices", ranks=self.ranks, on_tokens=advance)
                 ui.note_source(source, skipped=0)
                 if source.skipped:
@@ -149,9 +174,20 @@ class Work:
                                      origin=str(path))
             if corpus.skipped:
                 first = corpus.skipped[0]
-                self.ui.note(f"{len(corpus.skipped)} lines passed over, the first: line {first.index}: {first.why}")
+                self.ui.note(f"{len(corpus.skipped)} lines passed over, the first: line {first.index + 1}: {first.why}")
             found.append(corpus)
         return found, model.parts
+
+
+def claimed(source: FileSource[Any]) -> tuple[int, ...] | None:
+    """Boundaries of the slots as the metadata of plain files has them; other formats count layers in ways of their own."""
+    try:
+        ids = json.loads(source.meta["layer_ids"])
+    except (KeyError, TypeError, ValueError):
+        return None
+    if source.format != plain.NAME or not isinstance(ids, list) or not all(type(i) is int for i in ids):
+        return None
+    return tuple(ids[:-1])
 
 
 def told(event: Mapping[str, Any]) -> str:

@@ -86,7 +86,7 @@ class DraftConfig(BaseModel):
     norm_output: bool = False
     norm_before_head: bool = True
     qk_norm: bool = False
-    sliding_window: int | None = None
+    sliding_window: int | None = Field(default=None, ge=1)
     sliding_layers: tuple[int, ...] | None = None
     layers: int = Field(default=1, ge=1, le=_MOST_LAYERS)
     later_norm: LaterNorm = "input_layernorm"

@@ -43,6 +43,10 @@ class Corpus(Protocol):
 
     def name(self, number: int) -> str: ...
 
+    def mark(self, number: int) -> str:
+        """Short text that changes with what one holds."""
+        ...
+
     def tokens(self, number: int) -> tuple[Tensor, Tensor]:
         """Token ids [T] int64 and answer mask [T] bool of one, without its states where that is cheaper."""
         ...
@@ -71,6 +75,10 @@ class Held:
 
     def name(self, number: int) -> str:
         return self.examples[number].name
+
+    def mark(self, number: int) -> str:
+        example = self.examples[number]
+        return fingerprint(example.token_ids, example.answer, example.states)
 
     def tokens(self, number: int) -> tuple[Tensor, Tensor]:
         return self.examples[number].token_ids, self.examples[number].answer
@@ -101,6 +109,9 @@ class Part:
 
     def name(self, number: int) -> str:
         return self.whole.name(self.numbers[number])
+
+    def mark(self, number: int) -> str:
+        return self.whole.mark(self.numbers[number])
 
     def tokens(self, number: int) -> tuple[Tensor, Tensor]:
         return self.whole.tokens(self.numbers[number])
@@ -147,7 +158,7 @@ class FileCorpus:
         Raises:
             DraftscopeError: no file can be read, samples that do not fit, or a disk that refuses.
         """
-        store = Choices(folder, ranks.rank)
+        store, target = Choices(folder, ranks.rank), fitting.parts.fingerprint()
         corpus = cls(source, fitting, store)
         readable = seen = 0
         with store:
@@ -158,7 +169,7 @@ class FileCorpus:
                     example = fitting.example(sample, best=torch.empty(0), normed=False)
                     if example is None:
                         continue
-                    key = f"{sample.name}:{fingerprint(example.token_ids, example.states)}"
+                    key = f"{sample.name}:{fingerprint(example.token_ids, example.answer, example.states, target)}"
                     if key not in store and seen % ranks.world == ranks.rank:
                         last = example.states[:, -1]
                         normed = bool(taken_after_norm(fitting.parts, last))
@@ -192,6 +203,9 @@ class FileCorpus:
     def name(self, number: int) -> str:
         place = self.places[number]
         return place.key.rpartition(":")[0]
+
+    def mark(self, number: int) -> str:
+        return self.places[number].key.rpartition(":")[2]
 
     def tokens(self, number: int) -> tuple[Tensor, Tensor]:
         example = self._example(self.places[number])
@@ -240,6 +254,14 @@ def identity(corpus: Corpus) -> str:
     found = 0
     for number, length in enumerate(corpus.lengths):
         found = zlib.crc32(repr((corpus.name(number), length)).encode(), found)
+    return f"{found:08x}"
+
+
+def contents(corpus: Corpus) -> str:
+    """Short text that changes with what the examples hold."""
+    found = 0
+    for number in range(len(corpus.lengths)):
+        found = zlib.crc32(corpus.mark(number).encode(), found)
     return f"{found:08x}"
 
 

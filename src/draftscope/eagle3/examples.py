@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -111,13 +111,7 @@ def choices(parts: TargetParts, last: Tensor, answer: Tensor, *, normed: bool = 
     return best
 
 
-def fingerprint(tokens: Tensor, states: Tensor) -> str:
-    """Short text that changes with a sample's tokens and last states."""
-    text = tokens.numpy().tobytes() + states[[0, len(states) // 2, -1], -1].float().numpy().tobytes()
-    return f"{zlib.crc32(text):08x}"
-
-
-def split_heldout(examples: Sequence[Example], every: int) -> tuple[list[Example], list[Example]]:
-    """Training and held-out examples: of every `every` the last is held out."""
-    held = [e for i, e in enumerate(examples) if i % every == every - 1]
-    return [e for i, e in enumerate(examples) if i % every != every - 1], held
+def fingerprint(tokens: Tensor, answer: Tensor, states: Tensor, target: str = "") -> str:
+    """Short text that changes with a sample's tokens, mask and states (three rows of them), and with the target."""
+    rows = states[[0, len(states) // 2, -1]].float().numpy()
+    return f"{zlib.crc32(tokens.numpy().tobytes() + answer.numpy().tobytes() + rows.tobytes() + target.encode()):08x}"

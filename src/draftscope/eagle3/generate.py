@@ -10,9 +10,9 @@ width.
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import count, islice
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
@@ -83,18 +83,20 @@ class Observer(Protocol):
         ...
 
 
-def generate(target: Target, draft: Draft | None, prompts: Sequence[Sequence[int]], *, wiring: Wiring, k: int = 3,
+def generate(target: Target, draft: Draft | None, prompts: Iterable[Sequence[int]], *, wiring: Wiring, k: int = 3,
              tree: TreeShape | None = None, sampling: Sampling | None = None, max_new: int = 64,
              stop_ids: frozenset[int] = frozenset(), stop: StopStrings | None = None, rows: int = 1, context: int | None = None,
              feedback: Literal["pre", "post"] | None = None, seeds: Sequence[int] | None = None,
-             observer: Observer | None = None, on_tokens: Callable[[int], None] | None = None) -> list[Generated]:
+             observer: Observer | None = None, on_tokens: Callable[[int], None] | None = None,
+             on_done: Callable[[Generated], None] | None = None) -> list[Generated]:
     """Answer every prompt, at most `rows` at once; a finished row makes room for the next prompt.
 
     Greedily in float32 the text is that of plain decoding (`draft=None`), but for places where the target's two best logits
     are closer than rounding (see `generated.divergence`). With `sampling` it is distributed as that of plain decoding.
 
     Args:
-        prompts: token ids, none empty.
+        prompts: token ids, none empty. All are checked before the first is answered; but where they are no sequence, each is
+            asked for, and checked, when a row has room for it, which takes a `context`.
         wiring: which target states the draft gets.
         k: drafted tokens per step (the chain's length).
         tree: drafts trees of this shape instead.
@@ -106,46 +108,74 @@ def generate(target: Target, draft: Draft | None, prompts: Sequence[Sequence[int
         seeds: of each prompt's draws; None = `sampling.seed_of` its number. A text does not depend on what else is answered.
         observer: sees every pass. Plain decoding has none.
         on_tokens: called after every pass with the number of tokens that it added to texts.
+        on_done: called with each as it ends; these are not kept, and nothing is returned.
 
     Raises:
         DraftscopeError: a prompt that is empty, too long or outside the vocabulary, or a draft that does not go with the target.
         UsageError: settings that do not go together.
     """
     context = context or int(getattr(target.config, "max_position_embeddings", None) or 2**31)
+    asked, longest = iter(prompts), context
+    if isinstance(prompts, Sequence):
+        for number, prompt in enumerate(prompts):
+            _check_prompt(target, prompt, number, context)
+        longest = min(max(map(len, prompts), default=0) + max_new, context)
+        rows = min(rows, len(prompts))
     if draft is not None and tree is None and sampling is not None and sampling.draft == "probabilistic":
         shape: TreeShape | None = TreeShape(1, k, k + 1)  # drawn tokens: a chain is a tree without siblings
     else:
         shape = None if draft is None else tree
-    _check(target, draft, prompts, wiring, k, max_new, context)
+    _check(target, draft, wiring, k, max_new)
     _check_drawing(draft, shape, sampling)
     k = 0 if draft is None else k if shape is None else shape.drafted
     depth = k if shape is None else shape.steps
     scratch = k if shape is None else max(k, depth, shape.expanded)
-    rows = max(1, min(rows, len(prompts)))
-    capacity = min(max(map(len, prompts), default=0) + max_new, context) + scratch + 1
+    rows = max(1, rows)
+    capacity = longest + scratch + 1
     taps, verified = ((), ()) if draft is None else (wiring.taps(), wiring.taps("verify"))
     cache = target.new_cache(rows, capacity)
     drafter = None if draft is None else new_drafter(draft, k, rows, capacity, feedback, shape, sampling)
     shared = Shared(0 if draft is None else draft.runtime.prefix)
-    results = [Generated(request) for request in range(len(prompts))]
-    waiting = deque(results)
+    results = list[Generated]()
+    texts: dict[int, Sequence[int]] = {}  # prompts of the requests in progress
+    numbers = count()
     held: list[Generated | None] = [None] * rows
     bonus = torch.zeros(rows, dtype=torch.int64)  # chosen by the target after each row's last state, not yet read by it
     draws: dict[int, Draws] = {}  # of the requests in progress
 
+    def fresh_ones(room: int) -> list[Generated]:
+        taken = []
+        for number, prompt in zip(islice(numbers, room), asked, strict=False):
+            if not isinstance(prompts, Sequence):
+                _check_prompt(target, prompt, number, context)
+            texts[number] = prompt
+            taken.append(Generated(number))
+        return taken
+
     def keep(request: Generated, tokens: list[int]) -> int:
         before = len(request.token_ids)
-        request.append(tokens, stop_ids, max_new, context - len(prompts[request.request]), stop)
+        request.append(tokens, stop_ids, max_new, context - len(texts[request.request]), stop)
         return len(request.token_ids) - before
+
+    def ended(request: Generated) -> None:
+        del texts[request.request]
+        draws.pop(request.request, None)
+        if on_done is None:
+            results.append(request)
+        else:
+            on_done(request)
 
     with torch.inference_mode():
         while True:
             # Prefill: prompts into free rows, as long as there are both.
-            while waiting and None in held:
-                free = [row for row in range(rows) if held[row] is None][: min(PREFILL_ROWS, len(waiting))]
-                fresh = [waiting.popleft() for _ in free]
+            while None in held:
+                free = [row for row in range(rows) if held[row] is None]
+                fresh = fresh_ones(min(PREFILL_ROWS, len(free)))
+                if not fresh:
+                    break
+                free = free[: len(fresh)]
                 at = torch.tensor(free)
-                ids, counts = _pad([prompts[request.request] for request in fresh])
+                ids, counts = _pad([texts[request.request] for request in fresh])
                 for request in fresh:
                     request.started = time.perf_counter()
                 cache.clear(at)
@@ -161,12 +191,12 @@ def generate(target: Target, draft: Draft | None, prompts: Sequence[Sequence[int
                         draws[number] = sampling.draws(number) if seeds is None else Draws(seeds[number])
                         bonus[free[i]] = draws[number].choose(sampling.distribution(logits[i].cpu()))
                 if drafter is not None:
-                    numbers = tuple(request.request for request in fresh)
-                    features = wiring.apply(seen.taps, counts, requests=numbers, norm=target.parts.final_norm)
+                    requests = tuple(request.request for request in fresh)
+                    features = wiring.apply(seen.taps, counts, requests=requests, norm=target.parts.final_norm)
                     hidden = drafter.draft.project(features)
                     following = F.pad(ids[:, 1:], (0, 1))
                     following[ends] = bonus[at]
-                    begun = torch.tensor([shared.rows(prompts[request.request]) for request in fresh])
+                    begun = torch.tensor([shared.rows(texts[request.request]) for request in fresh])
                     drafter.begin(hidden, following, counts, at, begun)
                 for i, (row, request) in enumerate(zip(free, fresh, strict=True)):
                     request.first_token = time.perf_counter()
@@ -179,12 +209,14 @@ def generate(target: Target, draft: Draft | None, prompts: Sequence[Sequence[int
                         observer.prefill(request.request, block)
                         if request.finish is not None:
                             observer.done(request)
+                    if request.finish is not None:
+                        ended(request)
                 if on_tokens is not None:
                     on_tokens(len(fresh))
 
             live = [(row, request) for row, request in enumerate(held) if request is not None]
             if not live:
-                return results
+                return sorted(results, key=lambda request: request.request)
             at = torch.tensor([row for row, _ in live])
             some = at if len(live) < rows else None  # None spares the caches a copy of their past
             chances = [draws[request.request] for _, request in live] if sampling is not None else []
@@ -236,6 +268,9 @@ def generate(target: Target, draft: Draft | None, prompts: Sequence[Sequence[int
                             observer.done(request)
                 width = int(accepted.max()) + 1
                 drafter.extend(verdict.along(hidden)[:, :width], following[:, :width], accepted + 1, some)
+            for _, request in live:
+                if request.finish is not None:
+                    ended(request)
             if on_tokens is not None:
                 on_tokens(added)
 
@@ -273,20 +308,21 @@ def _pad(prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True), torch.tensor([len(t) for t in tensors])
 
 
-def _check(target: Target, draft: Draft | None, prompts: Sequence[Sequence[int]], wiring: Wiring, k: int, max_new: int,
-           context: int) -> None:
+def _check_prompt(target: Target, prompt: Sequence[int], number: int, context: int) -> None:
+    vocab = len(target.parts.embedding)
+    if not prompt:
+        raise DraftscopeError("holds no token", where=f"prompt {number}")
+    if len(prompt) >= context:
+        raise DraftscopeError(f"{len(prompt)} tokens leave no room for an answer in a context of {context}",
+                              where=f"prompt {number}", remedy="Shorten or drop it")
+    if min(prompt) < 0 or max(prompt) >= vocab:
+        raise DraftscopeError(f"token ids {min(prompt)}..{max(prompt)} do not fit a vocabulary of {vocab}",
+                              where=f"prompt {number}", remedy="Render the prompt with the target's own tokenizer")
+
+
+def _check(target: Target, draft: Draft | None, wiring: Wiring, k: int, max_new: int) -> None:
     if max_new < 1 or (draft is not None and k < 1):
         raise UsageError(f"{max_new} new tokens with chains of {k}", remedy="Both must be at least 1")
-    vocab = len(target.parts.embedding)
-    for i, prompt in enumerate(prompts):
-        if not prompt:
-            raise DraftscopeError("holds no token", where=f"prompt {i}")
-        if len(prompt) >= context:
-            raise DraftscopeError(f"{len(prompt)} tokens leave no room for an answer in a context of {context}",
-                                  where=f"prompt {i}", remedy="Shorten or drop it")
-        if min(prompt) < 0 or max(prompt) >= vocab:
-            raise DraftscopeError(f"token ids {min(prompt)}..{max(prompt)} do not fit a vocabulary of {vocab}",
-                                  where=f"prompt {i}", remedy="Render the prompt with the target's own tokenizer")
     if draft is None:
         return
     config = draft.config
@@ -295,6 +331,7 @@ def _check(target: Target, draft: Draft | None, prompts: Sequence[Sequence[int]]
             f"the draft takes {config.slots} states {config.target_hidden_size} wide, the target's wiring gives "
             f"{len(wiring.slots)} of {target.width}", remedy="The draft was made for another target, or for other layer ids",
         )
+    vocab = len(target.parts.embedding)
     if int(draft.target_ids.max()) >= vocab or int(draft.target_ids.min()) < 0:
         raise DraftscopeError(f"the draft's map leads to token {int(draft.target_ids.max())}, the target knows {vocab}")
 

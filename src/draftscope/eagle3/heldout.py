@@ -16,6 +16,7 @@ from draftscope.eagle3.collate import Collate
 from draftscope.eagle3.corpus import Corpus
 from draftscope.eagle3.examples import Example
 from draftscope.eagle3.loss import pack_rows, supervised_rows, ttt_outputs
+from draftscope.eagle3.matching import OWN_SHARE
 from draftscope.eagle3.model import Draft
 from draftscope.eagle3.parallel import ALONE, Ranks
 from draftscope.eagle3.replay import walk
@@ -102,7 +103,7 @@ def _batch(draft: Draft, examples: list[Example], collate: Collate, k: int) -> T
 def own_text(example: Example) -> bool:
     """Whether nine tenths of the answer tokens are the target's first choice."""
     judged = example.answer[1:] & (example.best[:-1] >= 0)
-    return bool(judged.any()) and float((example.best[:-1] == example.token_ids[1:])[judged].float().mean()) >= 0.9
+    return bool(judged.any()) and float((example.best[:-1] == example.token_ids[1:])[judged].float().mean()) >= OWN_SHARE
 
 
 def _followed(example: Example, k: int) -> Tensor:

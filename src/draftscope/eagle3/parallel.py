@@ -102,7 +102,7 @@ def joined(device: str, timeout_s: float) -> Iterator[Ranks]:
 def _told() -> Iterator[None]:
     try:
         yield
-    except RuntimeError as error:  # DistBackendError and gloo's own
+    except (RuntimeError, ValueError) as error:  # DistBackendError, gloo's own, variables that torchrun sets and are missing
         first = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         raise DraftscopeError(
             f"another process of this run ended or does not answer ({first})",

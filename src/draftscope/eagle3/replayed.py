@@ -10,13 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from draftscope.eagle3.acceptance import Counts, Difference, Ints, Likelihood, length_difference, nll_difference, summarise
+from draftscope.eagle3.generated import NEAR_TIE
 from draftscope.errors import UsageError
 from draftscope.findings import Readout, Rung
 
 Written = Literal["own", "other", "recorded"]
 Side = Literal["pre", "post"]
 
-NEAR_TIE = 1e-4
 GATE_SHARE = 0.99
 
 

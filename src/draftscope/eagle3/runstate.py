@@ -29,11 +29,13 @@ class Place:
 
     Attributes:
         step: steps taken.
+        evaluated: the step after which was evaluated last.
         best: longest held-out accept length so far; stale: evaluations since.
         stopped: it ended early, for want of patience.
     """
 
     step: int = 0
+    evaluated: int = 0
     best: float = 0.0
     stale: int = 0
     stopped: bool = False
@@ -88,6 +90,7 @@ class RunFolder:
             with safe_open(self.state_file, "pt") as f:
                 held = json.loads((f.metadata() or {}).get("draftscope", "{}"))
                 tensors = {key: f.get_tensor(key) for key in f.keys()}  # noqa: SIM118 (not a dict)
+            held.setdefault("evaluated", held.get("step", 0))  # a state from before this was kept
             place = Place(**{f.name: held[f.name] for f in fields(Place) if f.name in held})
         except (SafetensorError, OSError, ValueError, TypeError) as error:
             raise DraftscopeError(f"not the state of a run: {error}", where=where, remedy="Train into another folder") from None
@@ -104,7 +107,7 @@ class RunFolder:
             defaults = {f.name: f.default for f in fields(Settings)}
             held["settings"] = json.loads(json.dumps(defaults)) | held["settings"]
         for key, now in json.loads(json.dumps(dict(self.identity))).items():
-            before = held.get(key)
+            before = held.get(key, now)  # a run from before this was kept
             if before == now:
                 continue
             told = ""

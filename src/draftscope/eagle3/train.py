@@ -11,8 +11,10 @@ from __future__ import annotations
 import math
 import time
 import zlib
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from draftscope.eagle3.batches import ahead, batch_order
 from draftscope.eagle3.checkpoint import save_native, target_ids
 from draftscope.eagle3.collate import Collate, Packed
 from draftscope.eagle3.config import DraftConfig
-from draftscope.eagle3.corpus import Corpus, Held, column_rms, identity
+from draftscope.eagle3.corpus import Corpus, Held, column_rms, contents, identity
 from draftscope.eagle3.descent import Descent
 from draftscope.eagle3.examples import Example
 from draftscope.eagle3.heldout import HeldOut, evaluate
@@ -100,8 +102,7 @@ def train(examples: Corpus | Sequence[Example], parts: TargetParts, config: Draf
                torch.device(device), ranks, on_event)
     finished = True
     try:
-        if not run.place.stopped:
-            run.loop()
+        run.loop()
     except KeyboardInterrupt:
         finished = False
         run.save()
@@ -116,10 +117,13 @@ class _Run:
         if not corpus.lengths:
             raise DraftscopeError("nothing to train on: no sample has two answer tokens in a row",
                                   remedy="Look at the loss mask with `draftscope inspect`")
-        entries, width = corpus.shape
-        if entries != config.slots + 1 or width != config.target_hidden_size:
-            raise DraftscopeError(f"states hold {entries} entries of width {width}, the draft takes {config.slots} slots of "
-                                  f"{config.target_hidden_size} and needs the last state", where=corpus.name(0))
+        for some in (corpus, heldout):
+            if not some.lengths:
+                continue
+            entries, width = some.shape
+            if entries != config.slots + 1 or width != config.target_hidden_size:
+                raise DraftscopeError(f"states hold {entries} entries of width {width}, the draft takes {config.slots} slots of "
+                                      f"{config.target_hidden_size} and needs the last state", where=some.name(0))
         self.corpus, self.heldout, self.parts, self.watch, self.ranks = corpus, heldout, parts, watch, ranks
         self.settings, self.out, self.d2t, self.extra, self.on_event = settings, out, d2t, extra, on_event
         ids = target_ids(d2t, config)
@@ -133,10 +137,14 @@ class _Run:
         self.collate = Collate.of(parts, ids, settings, self.scale, device)
         self.descent = Descent(self.draft, settings)
         self.lengths = corpus.lengths
-        self.total = sum(len(self._order(epoch)) for epoch in range(settings.epochs))
+        self.ends = list(accumulate(len(self._order(epoch)) for epoch in range(settings.epochs)))  # steps after which epochs end
+        self.total = self.ends[-1] if self.ends else 0
         self.losses, self.history = list[float](), list[HeldOut]()
-        self.folder = RunFolder(out, {"settings": asdict(settings), "data": identity(corpus),
-                                      "config": config.model_dump(mode="json")})
+        self.folder = RunFolder(out, {
+            "settings": asdict(settings), "data": identity(corpus), "config": config.model_dump(mode="json"),
+            "sample contents": contents(corpus), "held-out samples": contents(heldout), "target": parts.fingerprint(),
+            "vocabulary map": None if d2t is None else f"{zlib.crc32(d2t.long().numpy().tobytes()):08x}",
+        })
         self.place = self.folder.place
         self._resume()
 
@@ -164,41 +172,38 @@ class _Run:
         plan = self._plan(place.step)
         batches = ahead(((cost, make) for _, _, _, cost, make in self._plan(place.step)), watch.in_flight)
         try:
+            self._settle()  # an evaluation that an interruption has cut short
             for epoch, ends, chosen, _, _ in plan:
+                if place.stopped:
+                    return
                 packed = next(batches)
                 with undisturbed():
                     loss, norm, answers = self._step(packed, chosen)
+                    taught += sum(loss.rows)
+                    tokens += answers
+                    took = time.monotonic() - began
+                    self.losses.append(float(loss.total))
+                    if ends and epoch == 0 and first == 0 and not taught:
+                        raise DraftscopeError(
+                            "no row of the data can be taught: no answer token's target lies in the draft vocabulary",
+                            where=self.corpus.name(0), remedy="Take a larger --draft-vocab, or look at the loss mask",
+                        )
+                    if ends:
+                        self._export(self.out / "draft")
+                    self._record({
+                        "step": place.step, "of": self.total, "epoch": epoch, "ends_epoch": ends, "loss": self.losses[-1],
+                        "losses": [None if math.isnan(x) else x for x in loss.steps],
+                        "accuracy": [c / r if r else None for c, r in zip(loss.correct, loss.rows, strict=True)],
+                        "rows": loss.rows, "grad_norm": norm, "learning_rate": self._rate(place.step - 1),
+                        "answer_tokens_per_s": tokens / max(took, 1e-9),
+                        "left_s": took / (place.step - first) * (self.total - place.step),
+                        **({"resumed": True} if first and place.step == first + 1 else {}),
+                    })
                 del packed  # asking for the next batch says that this one is done with
-                taught += sum(loss.rows)
-                tokens += answers
-                took = time.monotonic() - began
-                self.losses.append(float(loss.total))
-                if ends and epoch == 0 and first == 0 and not taught:
-                    raise DraftscopeError(
-                        "no row of the data can be taught: no answer token's target lies in the draft vocabulary",
-                        where=self.corpus.name(0), remedy="Take a larger --draft-vocab, or look at the loss mask",
-                    )
-                if ends:
-                    self._export(self.out / "draft")
-                self._record({
-                    "step": place.step, "of": self.total, "epoch": epoch, "ends_epoch": ends, "loss": self.losses[-1],
-                    "losses": [None if math.isnan(x) else x for x in loss.steps],
-                    "accuracy": [c / r if r else None for c, r in zip(loss.correct, loss.rows, strict=True)], "rows": loss.rows,
-                    "grad_norm": norm, "learning_rate": self._rate(place.step - 1),
-                    "answer_tokens_per_s": tokens / max(took, 1e-9),
-                    "left_s": took / (place.step - first) * (self.total - place.step),
-                    **({"resumed": True} if first and place.step == first + 1 else {}),
-                })
-                if self.heldout.lengths and (ends or place.step % watch.evaluate_every == 0):
-                    self._evaluate(epoch)
-                stopped = self.place.stopped
-                if stopped and not ends:
-                    self._export(self.out / "draft")
-                if ends or stopped or time.monotonic() - saved > watch.save_minutes * 60:
+                self._settle()
+                if ends or place.stopped or time.monotonic() - saved > watch.save_minutes * 60:
                     self.save()
                     saved = time.monotonic()
-                if stopped:
-                    return
         finally:
             batches.close()
 
@@ -309,19 +314,30 @@ class _Run:
                               where=", ".join(self.corpus.name(i) for i in chosen[:8]),
                               remedy="Try a lower learning rate. The state saved last is kept")
 
-    def _evaluate(self, epoch: int) -> None:
-        self.draft.eval()
-        figures = evaluate(self.draft, self.heldout, self.collate, self.settings.ttt_steps, ranks=self.ranks)
-        self.draft.train()
-        self.history.append(figures)
+    def _settle(self) -> None:
+        """Evaluate after the step taken last, where that is due and not done."""
         place = self.place
-        if figures.figure > place.best:
-            place.best, place.stale = figures.figure, 0
-            self._export(self.out / "best")
-        else:
-            place.stale += 1
-        place.stopped = 0 < self.watch.patience <= place.stale
-        self._record({"step": place.step, "epoch": epoch, "heldout": asdict(figures), "best": place.best, "stale": place.stale})
+        ends = place.step in self.ends
+        due = place.step > 0 and (ends or place.step % self.watch.evaluate_every == 0)
+        if not self.heldout.lengths or not due or place.evaluated >= place.step:
+            return
+        self.draft.eval()
+        settings = self.settings
+        figures = evaluate(self.draft, self.heldout, self.collate, settings.ttt_steps, settings.batch_tokens, self.ranks)
+        self.draft.train()
+        with undisturbed():
+            self.history.append(figures)
+            place.evaluated = place.step
+            if figures.figure > place.best:
+                place.best, place.stale = figures.figure, 0
+                self._export(self.out / "best")
+            else:
+                place.stale += 1
+            place.stopped = 0 < self.watch.patience <= place.stale
+            if place.stopped and not ends:
+                self._export(self.out / "draft")
+            self._record({"step": place.step, "epoch": bisect_left(self.ends, place.step), "heldout": asdict(figures),
+                          "best": place.best, "stale": place.stale})
 
     def exported(self) -> Draft:
         """The draft for features as they come, on the CPU."""

@@ -92,29 +92,31 @@ def connect(url: str, seconds: float = 10.0) -> Server:
 
 
 def answer(server: Server, prompts: Sequence[Sequence[int]], max_new: int, *, at_once: int = 8, temperature: float = 0.0,
-           top_p: float = 1.0, seconds: float = SECONDS) -> list[Answer]:
+           top_p: float = 1.0, seeds: Sequence[int] | None = None, seconds: float = SECONDS) -> list[Answer]:
     """Answers, in the order of the prompts.
 
     Args:
         prompts: token ids of each.
         max_new: tokens of an answer at most.
         at_once: requests in flight.
+        seeds: of each prompt's draws; None = the server's own, as SGLang's `/generate` always has them.
 
     Raises:
         DraftscopeError: the server refuses, fails or falls silent.
     """
     sampled = {"temperature": temperature, **({"top_p": top_p} if temperature else {})}
 
-    def one(prompt: Sequence[int]) -> Answer:
-        ids = [int(i) for i in prompt]
+    def one(number: int) -> Answer:
+        ids = [int(i) for i in prompts[number]]
         if server.engine == "sglang":
             body: dict[str, Any] = {"input_ids": ids, "sampling_params": {"max_new_tokens": max_new, **sampled}}
             return _of_sglang(_ask(server.url, "/generate", body, seconds), f"{server.url}/generate")
-        body = {"model": server.model, "prompt": ids, "max_tokens": max_new, "return_token_ids": True, **sampled}
+        seeded = {} if seeds is None or not temperature else {"seed": seeds[number]}
+        body = {"model": server.model, "prompt": ids, "max_tokens": max_new, "return_token_ids": True, **sampled, **seeded}
         return _of_openai(_ask(server.url, "/v1/completions", body, seconds), f"{server.url}/v1/completions")
 
     with ThreadPoolExecutor(max(1, at_once)) as pool:
-        return list(pool.map(one, prompts))
+        return list(pool.map(one, range(len(prompts))))
 
 
 def _of_sglang(told: Any, where: str) -> Answer:

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 
 from draftscope.eagle3.generate import generate
-from draftscope.pipeline.answers import Request
-from draftscope.pipeline.answers import answers as sampled
+from draftscope.eagle3.sampling import Sampling
 from draftscope.pipeline.turns import CLOSING, OTHER, Markers, kinds, of_template
 from draftscope.target.model import Target
 from draftscope.target.packed import pack, plain_copy
@@ -123,9 +122,9 @@ class Writer:
             end = sorted(marks.closing)[:1]
             return [[*asked_by[i - 1], *asked_by[i - 2], *asked_by[i - 3], *end] for i in range(len(prompts))]
         if author == "sampled hot":
-            asked = [Request(i, prompt, 1.3, stop_ids, max_new) for i, prompt in enumerate(prompts)]
-            done = sampled(self.target.model, asked, rows=len(asked), top_p=1.0, seed=1)
-            return [request.answer_ids for request in sorted(done, key=lambda request: request.key)]
+            drawn = generate(self.target, None, prompts, wiring=Wiring(()), sampling=Sampling(1.3, seed=1), max_new=max_new,
+                             stop_ids=stop_ids, rows=len(prompts))
+            return [answer.token_ids for answer in drawn]
         usual = OTHER_MODEL if author == "other model" else STALE
         writer = self.target if author == "target" else disturbed(self.target, usual if off is None else off)
         made = generate(writer, None, prompts, wiring=Wiring.of((self.target.layers,)), max_new=max_new, stop_ids=stop_ids,

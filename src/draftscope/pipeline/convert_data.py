@@ -78,8 +78,8 @@ def convert_data(path: Place, out: Path, to: str, *, format: str | None = None, 
         work.mkdir(parents=True)
         write, close = _writer(to, work)
         crossing = _Crossing(to, parts)
-        for number, sample in enumerate(_numbered(source, result.steps)):
-            write(number, crossing.carry(sample))
+        for sample in _numbered(source, result.steps):
+            write(crossing.carry(sample))
             result.files += 1
             result.tokens += len(sample.token_ids)
             if on_tokens is not None:
@@ -114,14 +114,14 @@ def _numbered(source: object, steps: list[str]) -> Iterator[Sample]:
         yield sample
 
 
-def _writer(to: str, folder: Path) -> tuple[Callable[[int, Sample], None], Callable[[], None]]:
+def _writer(to: str, folder: Path) -> tuple[Callable[[Sample], None], Callable[[], None]]:
     if to == plain.NAME:
-        return lambda number, sample: _write_plain(folder, sample), lambda: None
+        return lambda sample: _write_plain(folder, sample), lambda: None
     if to == speculators.NAME:
         rows = DataSetWriter(folder)
-        return lambda number, sample: rows.add(sample), rows.close
+        return rows.add, rows.close
 
-    def write(number: int, sample: Sample) -> None:
+    def write(sample: Sample) -> None:
         start = sample.index // GROUP * GROUP
         group = folder / f"rows_{start}-{start + GROUP}"
         group.mkdir(exist_ok=True)

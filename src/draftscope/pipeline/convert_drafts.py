@@ -346,7 +346,11 @@ def _dtype(tensors: Mapping[str, Tensor]) -> torch.dtype:
 
 def _same(one: Tensor, two: Tensor) -> bool:
     """Bit-equal, NaN included."""
-    return one.shape == two.shape and torch.equal(one.contiguous().view(torch.uint8), two.contiguous().view(torch.uint8))
+    return one.shape == two.shape and torch.equal(_bytes(one), _bytes(two))
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
 def _alike(one: Tensor, two: Tensor) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from collections import Counter
@@ -164,7 +163,8 @@ def states_of(target: Target, group: list[Conversation], wiring: Wiring) -> Iter
         if not out_of_memory(error):
             raise
         raise DraftscopeError(f"a batch of {len(ids)} conversations of up to {ids.shape[1]} tokens does not fit into memory",
-                              where=f"line {group[-1].index}", remedy="Take a smaller --batch-tokens or --max-length") from None
+                              where=f"line {group[-1].index + 1}",
+                              remedy="Take a smaller --batch-tokens or --max-length") from None
     numbers = tuple(item.index for item in group)
     slots = wiring.apply(found.taps.cpu(), counts, requests=numbers, norm=target.parts.final_norm)
     states = torch.cat([slots, found.last.cpu()[:, :, None]], 2)
@@ -200,7 +200,7 @@ def _finished(folder: Path, item: Conversation, shape: tuple[int, int], dtype: t
         done.remade += 1
         return False
     if not torch.equal(token_ids, item.token_ids.long()) or not torch.equal(mask.bool(), item.loss_mask):
-        raise DraftscopeError(f"holds another conversation than line {item.index}", where=str(path),
+        raise DraftscopeError(f"holds another conversation than line {item.index + 1}", where=str(path),
                               remedy="The input or the chat template has changed: extract into another folder")
     if states.shape[1:] != shape or states.dtype != dtype:
         raise DraftscopeError(f"holds states {list(states.shape)} of {states.dtype}", where=str(path),
@@ -209,12 +209,9 @@ def _finished(folder: Path, item: Conversation, shape: tuple[int, int], dtype: t
 
 
 def _settings(target: Target, wiring: Wiring, metadata: dict[str, Any], dtype: torch.dtype, max_length: int) -> dict[str, Any]:
-    seen = hashlib.sha256()
-    for tensor in (target.parts.norm_weight, target.parts.embedding[:64]):
-        seen.update(tensor.float().cpu().contiguous().numpy().tobytes())
     return {
         "target": {"model_type": target.parts.model_type, "layers": target.layers, "width": target.width,
-                   "fingerprint": seen.hexdigest()[:16], "dtype": _dtype_name(target.dtype)},
+                   "fingerprint": target.parts.fingerprint(), "dtype": _dtype_name(target.dtype)},
         "slots": [str(b) for b in wiring.slots], "scale": list(wiring.scale), "shift": wiring.shift, "poison": wiring.poison,
         **({"less": [[slot, str(b)] for slot, b in wiring.less]} if wiring.less else {}),
         **({"spoilers": [repr(spoiler) for spoiler in wiring.spoilers]} if wiring.spoilers else {}),

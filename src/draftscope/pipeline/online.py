@@ -6,6 +6,7 @@ The conversations' token ids are held in memory (4 bytes a token). Every pass ov
 from __future__ import annotations
 
 import threading
+import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,7 +70,11 @@ class OnlineCorpus:
         return self.target.dtype.itemsize
 
     def name(self, number: int) -> str:
-        return f"line {self.conversations[number].index}"
+        return f"line {self.conversations[number].index + 1}"
+
+    def mark(self, number: int) -> str:
+        one = self.conversations[number]
+        return f"{zlib.crc32(one.token_ids.int().numpy().tobytes() + one.loss_mask.bool().numpy().tobytes()):08x}"
 
     def tokens(self, number: int) -> tuple[Tensor, Tensor]:
         conversation = self.conversations[number]

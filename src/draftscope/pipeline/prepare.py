@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,8 @@ AT_ONCE = 512
 class Wanted:
     """One input line: messages to render, or a prompt's token ids.
 
-    `messages` end with a user's turn where an answer is asked for; assistant turns among them are those of the source.
+    `messages` end with a user's turn where an answer is asked for; assistant turns among them are those of the source. `digest`
+    changes with what the line says.
     """
 
     index: int
@@ -35,10 +38,14 @@ class Wanted:
     messages: list[dict[str, Any]] | None = None
     tools: Any = None
     prompt_ids: list[int] | None = None
+    digest: str = ""
 
 
-def read_wanted(path: Path, prepared: Prepared) -> Iterator[Wanted]:
+def read_wanted(path: Path, prepared: Prepared, vocab: int) -> Iterator[Wanted]:
     """Lines of {"messages"} or {"conversations"}, {"prompt"} or {"token_ids"}; what is none of these is counted as skipped.
+
+    Args:
+        vocab: token ids from here on are none of the target's.
 
     Raises:
         DraftscopeError: the file cannot be read.
@@ -54,22 +61,24 @@ def read_wanted(path: Path, prepared: Prepared) -> Iterator[Wanted]:
                     prepared.skip(index, "is not JSON")
                     continue
                 try:
-                    yield _wanted(index, row)
+                    yield _wanted(index, row, vocab)
                 except ValueError as error:
                     prepared.skip(index, str(error))
     except OSError as error:
         raise DraftscopeError(error.strerror or "cannot be read", where=str(path)) from None
 
 
-def _wanted(index: int, row: Any) -> Wanted:
+def _wanted(index: int, row: Any, vocab: int) -> Wanted:
     if not isinstance(row, dict):
         raise ValueError("is not a JSON object")
-    name = str(row.get("id", index))
+    name, digest = str(row.get("id", index)), hashlib.sha256(json.dumps(row, sort_keys=True).encode()).hexdigest()[:12]
     if "token_ids" in row:
         ids = row["token_ids"]
         if not isinstance(ids, list) or not ids or not all(type(i) is int and i >= 0 for i in ids):
             raise ValueError("token_ids is not a list of token ids")
-        return Wanted(index, name, prompt_ids=ids)
+        if max(ids) >= vocab:
+            raise ValueError(f"has token ids outside the target's vocabulary of {vocab}")
+        return Wanted(index, name, prompt_ids=ids, digest=digest)
     messages = row.get("messages", row.get("conversations"))
     if isinstance(row.get("prompt"), str) and messages is None:
         messages = [{"role": "user", "content": row["prompt"]}]
@@ -77,14 +86,28 @@ def _wanted(index: int, row: Any) -> Wanted:
         raise ValueError('has neither messages of {"role", "content"} nor prompt nor token_ids')
     if not any(message["role"] == "user" for message in messages):
         raise ValueError("has no user's turn to answer")
-    return Wanted(index, name, list(messages), row.get("tools"))
+    return Wanted(index, name, list(messages), row.get("tools"), digest=digest)
+
+
+def _pending(folder: Folder, wanted: Iterable[Wanted]) -> Iterator[Wanted]:
+    """Those that are not in the folder.
+
+    Raises:
+        DraftscopeError: one that is was made of a line that said something else.
+    """
+    for item in wanted:
+        before = folder.done.get(item.index)
+        if before is None:
+            yield item
+        elif before not in ("", item.digest):
+            raise DraftscopeError(f"holds another conversation than line {item.index + 1} of the prompts",
+                                  where=str(folder.prepared.folder / LINES),
+                                  remedy="Name a new folder, or give the prompts of before to go on")
 
 
 def keep_answers(folder: Folder, wanted: Iterable[Wanted], renderer: Renderer) -> None:
     """Conversations with the answers that they came with."""
-    for item in wanted:
-        if item.index in folder.done:
-            continue
+    for item in _pending(folder, wanted):
         if item.messages is None:
             folder.prepared.skip(item.index, "is a prompt of token ids: it has no answer to keep")
             continue
@@ -94,7 +117,7 @@ def keep_answers(folder: Folder, wanted: Iterable[Wanted], renderer: Renderer) -
             folder.prepared.skip(item.index, " ".join(str(error).split())[:160])
             continue
         if any(mask):
-            folder.add(item.index, item.id, ids, mask, ended=True)
+            folder.add(item.index, item.id, ids, mask, ended=True, digest=item.digest)
         else:
             folder.prepared.skip(item.index, "has no answer token once rendered")
 
@@ -121,7 +144,7 @@ def answer_all(
         longest: longer prompts are skipped.
         tokens: stop once the folder holds so many answer tokens; None = answer all.
     """
-    pending = (item for item in wanted if item.index not in folder.done)
+    pending = _pending(folder, wanted)
     waiting: dict[int, _Talk] = {}
 
     def openings() -> Iterator[tuple[int, list[int]]]:
@@ -135,27 +158,30 @@ def answer_all(
             if len(waiting) >= AT_ONCE:
                 return
 
-    while True:
-        asked: Iterable[tuple[int, list[int]]] = openings()
+    again: list[tuple[int, list[int]]] = []
+    some = True
+
+    def answered(key: int, ids: list[int]) -> None:
+        nonlocal some
+        some = True
+        talk = waiting[key]
+        talk.ids, talk.mask = [*talk.ids, *ids], [*talk.mask, *[True] * len(ids)]
+        talk.ended = bool(ids) and ids[-1] in stop_ids
+        if talk.ended and talk.left:
+            talk.said.append({"role": "assistant", "content": decode([i for i in ids if i not in stop_ids])})
+            if _ask_next(talk, renderer, folder.prepared, longest):
+                again.append((key, talk.ids))
+                return
+        del waiting[key]
+        if ids:
+            folder.add(key, talk.wanted.id, talk.ids, talk.mask, ended=talk.ended, digest=talk.wanted.digest)
+
+    while some:
         some = False
-        while asked:
-            again: list[tuple[int, list[int]]] = []
-            for key, answered in answerer(asked):
-                some = True
-                talk = waiting[key]
-                talk.ids, talk.mask = [*talk.ids, *answered], [*talk.mask, *[True] * len(answered)]
-                talk.ended = bool(answered) and answered[-1] in stop_ids
-                if talk.ended and talk.left:
-                    talk.said.append({"role": "assistant", "content": decode([i for i in answered if i not in stop_ids])})
-                    if _ask_next(talk, renderer, folder.prepared, longest):
-                        again.append((key, talk.ids))
-                        continue
-                del waiting[key]
-                if answered:
-                    folder.add(key, talk.wanted.id, talk.ids, talk.mask, ended=talk.ended)
-            asked = again
-        if not some:
-            return
+        answerer(openings(), answered)
+        while again:
+            asked, again[:] = list(again), []
+            answerer(asked, answered)
 
 
 def _begin(item: Wanted) -> _Talk:
@@ -194,8 +220,10 @@ def _ask_next(talk: _Talk, renderer: Renderer | None, prepared: Prepared, longes
 def own_share(folder: Folder, target: Target) -> None:
     """How much of the answers the target itself would have written, greedily, given what stands before: on CHECKED of them."""
     prepared = folder.prepared
-    rows = [json.loads(line) for line in (prepared.folder / LINES).read_bytes().splitlines()]
-    for row in rows[:: max(1, len(rows) // CHECKED)][:CHECKED]:
+    lines = (prepared.folder / LINES).open("rb")
+    with lines:
+        chosen = list(islice(lines, 0, None, max(1, prepared.conversations // CHECKED)))[:CHECKED]
+    for row in map(json.loads, chosen):
         ids, mask = torch.tensor(row["token_ids"]), torch.tensor(row["loss_mask"], dtype=torch.bool)
         asked = mask[1:].nonzero().squeeze(-1)
         if len(asked):

@@ -1,8 +1,8 @@
 """The folder that `prepare` fills.
 
-`conversations.jsonl` grows by whole lines {"index", "id", "token_ids", "loss_mask", "ended"}; a line half written by an
-interrupted run is dropped when the next one begins. `token_counts.safetensors` counts the answer tokens, `prepare.json` says
-what was done.
+`conversations.jsonl` grows by whole lines {"index", "id", "token_ids", "loss_mask", "ended", "of"}; a line half written by an
+interrupted run is dropped when the next one begins. `of` changes with what the input line said.
+`token_counts.safetensors` counts the answer tokens, `prepare.json` says what was done.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Folder:
     def __init__(self, path: Path, settings: Mapping[str, Any], vocab: int) -> None:
         self.prepared = Prepared(path, counts=torch.zeros(vocab, dtype=torch.int64))
         self.settings = dict(settings)
-        self.done: set[int] = set()
+        self.done: dict[int, str] = {}  # input lines that are there, by number: what they said
         self._agree()
         path.mkdir(parents=True, exist_ok=True)
         sweep_up(path)
@@ -89,32 +89,35 @@ class Folder:
         except (OSError, ValueError):
             held = None
         earlier = held.get("settings") if isinstance(held, dict) else None
-        differing = sorted(k for k in {*self.settings, *(earlier or {})} if (earlier or {}).get(k) != self.settings.get(k))
+        differing = sorted(k for k, before in (earlier or {}).items() if before != self.settings.get(k))
         if not isinstance(earlier, dict) or differing:
             raise DraftscopeError(
                 f"was prepared with other settings ({', '.join(differing[:4])})", where=str(self.prepared.folder),
                 remedy="Name a new folder, or give the settings of before to go on")
 
     def _recover(self) -> None:
-        """Count what is there; bytes after the last whole line are cut off."""
+        """Count what is there; a last line that is not whole is cut off.
+
+        Raises:
+            DraftscopeError: another line is no conversation. Nothing is changed then.
+        """
         lines = self.prepared.folder / LINES
-        if not lines.is_file():
-            return
         good = 0
         with lines.open("r+b") as file:
-            for line in file:
-                try:
-                    if not line.endswith(b"\n"):
-                        break
-                    row = json.loads(line)
-                    self._count(row["index"], row["token_ids"], row["loss_mask"], ended=row["ended"])
-                except (ValueError, KeyError, TypeError):
+            for number, line in enumerate(file, 1):
+                if not line.endswith(b"\n"):
                     break
+                try:
+                    row = json.loads(line)
+                    self._count(row["index"], row["token_ids"], row["loss_mask"], ended=row["ended"], digest=row.get("of", ""))
+                except (ValueError, KeyError, TypeError, IndexError, RuntimeError, AttributeError):
+                    raise DraftscopeError(f"line {number} is no conversation as `prepare` writes them", where=str(lines),
+                                          remedy="Mend or remove that line, or name another folder") from None
                 good += len(line)
             file.truncate(good)
         self.prepared.kept = self.prepared.conversations
 
-    def _count(self, index: int, ids: Sequence[int], mask: Sequence[int], *, ended: bool) -> None:
+    def _count(self, index: int, ids: Sequence[int], mask: Sequence[int], *, ended: bool, digest: str) -> None:
         prepared = self.prepared
         answered = torch.tensor(ids)[torch.tensor(mask, dtype=torch.bool)]
         prepared.counts += torch.bincount(answered, minlength=len(prepared.counts))[: len(prepared.counts)]
@@ -122,19 +125,19 @@ class Folder:
         prepared.tokens += len(ids)
         prepared.answer_tokens += len(answered)
         prepared.cut += not ended
-        self.done.add(index)
+        self.done[index] = digest
 
-    def add(self, index: int, name: str, ids: Sequence[int], mask: Sequence[bool], *, ended: bool) -> None:
+    def add(self, index: int, name: str, ids: Sequence[int], mask: Sequence[bool], *, ended: bool, digest: str = "") -> None:
         """Append one conversation. Raises DraftscopeError where the disk refuses."""
         marks = [int(m) for m in mask]
-        row = {"index": index, "id": name, "token_ids": list(ids), "loss_mask": marks, "ended": ended}
+        row = {"index": index, "id": name, "token_ids": list(ids), "loss_mask": marks, "ended": ended, "of": digest}
         try:
             self._file.write(json.dumps(row, separators=(",", ":")).encode() + b"\n")
             self._file.flush()
         except OSError as error:
             raise DraftscopeError(f"cannot be written ({error.strerror})", where=str(self.prepared.folder / LINES),
                                   remedy="Make room; the same command goes on from there") from None
-        self._count(index, ids, marks, ended=ended)
+        self._count(index, ids, marks, ended=ended, digest=digest)
 
     def close(self, *, finished: bool) -> None:
         self._file.flush()

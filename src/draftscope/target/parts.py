@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -57,6 +58,14 @@ class TargetParts:
     @property
     def vocab(self) -> int:
         return int(self.head.shape[0])
+
+    def fingerprint(self) -> str:
+        """Short text that changes with the weights of the norm, and of some rows of the embedding and of a head of its own."""
+        seen = hashlib.sha256()
+        tied = self.head.data_ptr() == self.embedding.data_ptr()
+        for tensor in (self.norm_weight, self.embedding[:64], *(() if tied else (self.head[-64:],))):
+            seen.update(tensor.float().cpu().contiguous().numpy().tobytes())
+        return seen.hexdigest()[:16]
 
     def embed(self, token_ids: Tensor) -> Tensor:
         """Boundary 0 of token ids [...]: [..., Ht] float32."""
