@@ -309,7 +309,7 @@ def test_folders_that_are_not_its_own(target: Target, tmp_path: Path, monkeypatc
             extract(target, items, tmp_path / "a", **changed)  # type: ignore[arg-type]
     with pytest.raises(DraftscopeError, match="begun with other settings: target was"):
         extract(Target(random_target(12), tmp_path), items, tmp_path / "a")
-    with pytest.raises(DraftscopeError, match=r"hs_1\.safetensors: holds another conversation than line 1"):
+    with pytest.raises(DraftscopeError, match=r"hs_1\.safetensors: holds another conversation than line 2"):
         extract(target, [items[0], Conversation(1, items[0].token_ids, items[0].loss_mask)], tmp_path / "a")
     assert {p.name: p.read_bytes() for p in (tmp_path / "a").iterdir()} == before
     (tmp_path / "a" / "extract.json").unlink()

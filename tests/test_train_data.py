@@ -274,7 +274,7 @@ def test_the_command_trains_online(tmp_path: Path, capsys: pytest.CaptureFixture
                  "--draft-vocab", "90", "--epochs", "1", "--heldout", str(tmp_path / "c.jsonl"), "--json", "-"]
     assert run(arguments) == 0
     out, told = capsys.readouterr()
-    assert json.loads(out)["samples"] == 12 and "1 lines passed over, the first: line 0: is not JSON" in told
+    assert json.loads(out)["samples"] == 12 and "1 lines passed over, the first: line 1: is not JSON" in told
     assert not (tmp_path / "run" / "choices").exists()
     (tmp_path / "c.jsonl").write_text("no JSON\n")
     assert run(arguments) == 3
