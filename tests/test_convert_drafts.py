@@ -85,6 +85,16 @@ def test_native_again_is_the_same(name: str, tmp_path: Path) -> None:
     same_tensors(tmp_path / "a", tmp_path / "b")
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (0,), (3, 0), (2, 3, 4)])
+def test_tensors_that_nothing_asks_for_may_have_any_shape(shape: tuple[int, ...], tmp_path: Path) -> None:
+    a_checkpoint(tmp_path / "a", **NATIVE[next(iter(NATIVE))])
+    tensors = load_file(tmp_path / "a" / "model.safetensors")
+    save_file(tensors | {"midlayer.self_attn.k_scale": torch.ones(shape)}, tmp_path / "a" / "model.safetensors", {"format": "pt"})
+    for to in ("native", "speculators"):
+        convert_draft(tmp_path / "a", to, tmp_path / to)
+        assert load_checkpoint(tmp_path / to).tensors.keys() >= tensors.keys() - {"t2d"}
+
+
 @pytest.mark.parametrize("name", BOTH)
 def test_through_speculators_and_back_loses_nothing(name: str, tmp_path: Path) -> None:
     a_checkpoint(tmp_path / "a", {"eagle_config": {"note": 7}} if name == "plain" else None, **BOTH[name])

@@ -28,9 +28,10 @@ from draftscope.eagle3.collate import Collate
 from draftscope.eagle3.corpus import Held
 from draftscope.eagle3.examples import load_examples
 from draftscope.eagle3.heldout import evaluate
+from draftscope.eagle3.parallel import joined
 from draftscope.eagle3.replay import replay
 from draftscope.eagle3.train import Settings, Watch, train
-from draftscope.errors import DraftscopeError
+from draftscope.errors import DraftscopeError, UsageError
 from draftscope.pipeline.conversations import Conversation
 from draftscope.pipeline.extract import extract
 from draftscope.states.types import from_sample
@@ -142,6 +143,15 @@ def test_a_process_that_hangs_ends_the_other_after_its_wait(tmp_path: Path) -> N
     finally:
         hanging.kill()
         hanging.wait()
+
+
+def test_half_of_what_torchrun_sets_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.setenv(name, "2")
+    monkeypatch.setenv("MASTER_PORT", "1")
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    with pytest.raises(UsageError, match="MASTER_ADDR is not"), joined("cpu", 1):
+        pass
 
 
 def test_one_process_s_bad_sample_is_named_by_all(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -28,7 +27,7 @@ from draftscope.eagle3.weightfiles import read_weights
 from draftscope.eagle3.writing import native_config
 from draftscope.errors import DraftscopeError
 from draftscope.states.places import Place, model_folder
-from draftscope.states.tensorfile import read_json, save_tensors
+from draftscope.states.tensorfile import read_json, save_tensors, save_text
 
 if TYPE_CHECKING:
     from draftscope.target.parts import TargetParts
@@ -255,13 +254,7 @@ def save_native(folder: Path | str, draft: Draft, d2t: Tensor | None, *, dtype: 
         tensors["t2d"] = chosen
     save_tensors(folder / "model.safetensors", tensors, {"format": "pt"})
     text = json.dumps(native_config(config, dtype, target_layers) | dict(extra or {}), indent=2) + "\n"
-    temporary = folder / ".config.json.part"
-    try:
-        temporary.write_text(text)
-        os.replace(temporary, folder / "config.json")
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise DraftscopeError(f"cannot be written ({error.strerror})", where=str(folder / "config.json")) from None
+    save_text(folder / "config.json", text)
 
 
 def _shares_head(config: DraftConfig, parts: TargetParts | None) -> bool:

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from draftscope.errors import DraftscopeError
+from draftscope.errors import DraftscopeError, UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +80,16 @@ def joined(device: str, timeout_s: float) -> Iterator[Ranks]:
         timeout_s: a process that waits longer than this for the others gives up.
 
     Raises:
+        UsageError: of what torchrun sets some is missing.
         DraftscopeError: the others did not come, ended, or do not answer.
     """
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world == 1 or "RANK" not in os.environ:
         yield ALONE
         return
+    if missing := [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]:
+        raise UsageError(f"RANK and WORLD_SIZE are set, {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not",
+                         remedy="Start the processes with torchrun, or unset RANK and WORLD_SIZE to train in one")
     place = torch.device(device)
     if place.type == "cuda":
         place = torch.device("cuda", place.index if place.index is not None else int(os.environ.get("LOCAL_RANK", "0")))
@@ -102,7 +106,7 @@ def joined(device: str, timeout_s: float) -> Iterator[Ranks]:
 def _told() -> Iterator[None]:
     try:
         yield
-    except (RuntimeError, ValueError) as error:  # DistBackendError, gloo's own, variables that torchrun sets and are missing
+    except RuntimeError as error:  # DistBackendError and gloo's own
         first = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         raise DraftscopeError(
             f"another process of this run ended or does not answer ({first})",

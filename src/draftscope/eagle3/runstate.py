@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
@@ -18,7 +17,7 @@ from draftscope.eagle3.config import DraftConfig
 from draftscope.eagle3.settings import Settings
 from draftscope.errors import DraftscopeError
 from draftscope.states.leftover import sweep_up
-from draftscope.states.tensorfile import save_tensors
+from draftscope.states.tensorfile import save_tensors, save_text
 
 STATE, LOG = "training.safetensors", "log.jsonl"
 
@@ -144,10 +143,4 @@ class RunFolder:
                 with suppress(ValueError, KeyError, TypeError):
                     if json.loads(line)["step"] <= self.place.step:
                         kept.append(line)
-            temporary = path.with_name(".log.part")
-            try:
-                temporary.write_text("".join(line + "\n" for line in kept))
-                os.replace(temporary, path)
-            except OSError as error:
-                temporary.unlink(missing_ok=True)
-                raise self._unwritten(path, error) from None
+            save_text(path, "".join(line + "\n" for line in kept))

@@ -16,9 +16,9 @@ from torch import Tensor
 from draftscope.boundaries import Boundary, default_boundaries
 from draftscope.errors import DraftscopeError, UsageError
 from draftscope.pipeline.conversations import Conversation, Unusable
-from draftscope.states.leftover import sweep_up, temporary
+from draftscope.states.leftover import sweep_up
 from draftscope.states.plain import write_sample
-from draftscope.states.tensorfile import TensorFile
+from draftscope.states.tensorfile import TensorFile, save_text
 from draftscope.states.types import Sample
 from draftscope.target.model import Target, out_of_memory
 from draftscope.target.sweep import batches
@@ -228,7 +228,7 @@ def _agree(folder: Path, settings: dict[str, Any]) -> None:
             if next(folder.glob("hs_*.safetensors"), None) is not None:
                 raise DraftscopeError(f"holds data that was not extracted here (no {MANIFEST})", where=str(folder),
                                       remedy="Name a new folder")
-            _write(path, {"schema": SCHEMA, "settings": settings})
+            save_text(path, json.dumps({"schema": SCHEMA, "settings": settings}, indent=1) + "\n")
             return
         earlier = json.loads(path.read_text(encoding="utf-8"))["settings"]
     except OSError as error:
@@ -252,18 +252,7 @@ def _conclude(folder: Path, done: Extracted) -> None:
         "skipped": [{"line": s.index, "why": s.why} for s in done.skipped],
         "torch": torch.__version__, "transformers": transformers.__version__,
     }
-    _write(path, record)
-
-
-def _write(path: Path, record: dict[str, Any]) -> None:
-    part = temporary(path)
-    try:
-        part.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        part.replace(path)
-    except OSError as error:
-        raise DraftscopeError(f"cannot be written ({error.strerror})", where=str(path)) from None
-    finally:
-        part.unlink(missing_ok=True)
+    save_text(path, json.dumps(record, indent=1) + "\n")
 
 
 def _dtype_name(dtype: torch.dtype) -> str:

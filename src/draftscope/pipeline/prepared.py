@@ -20,7 +20,7 @@ from torch import Tensor
 
 from draftscope.errors import DraftscopeError
 from draftscope.states.leftover import sweep_up
-from draftscope.states.tensorfile import save_tensors
+from draftscope.states.tensorfile import save_tensors, save_text
 
 LINES, COUNTS, RECORD = "conversations.jsonl", "token_counts.safetensors", "prepare.json"
 
@@ -153,6 +153,4 @@ class Folder:
             "tokens": p.tokens, "answer_tokens": p.answer_tokens, "cut": p.cut, "own": p.own, "compared": p.compared,
             "skipped": {why: {"lines": count, "first": first} for why, (count, first) in p.skipped.items()},
         }
-        temporary = p.folder / f".{RECORD}.part"
-        temporary.write_text(json.dumps(held, indent=1) + "\n", encoding="utf-8")
-        temporary.replace(p.folder / RECORD)
+        save_text(p.folder / RECORD, json.dumps(held, indent=1) + "\n")

@@ -174,6 +174,23 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor | None], metadata: Map
             part.unlink(missing_ok=True)
 
 
+def save_text(path: Path, text: str) -> None:
+    """Write a text file under a temporary name and rename it.
+
+    Raises:
+        DraftscopeError: the disk refuses; what was there stays.
+    """
+    part = temporary(path)
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        raise DraftscopeError(f"cannot be written ({error.strerror})", where=str(path)) from None
+    finally:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+
+
 def read_json(path: Place, limit: int = 16 * 2**20) -> Any:
     """A JSON document of at most `limit` bytes.
 
