@@ -15,6 +15,7 @@ from support import random_draft
 from tiny import DRAFT, TARGET, tiny_rig
 
 from draftscope.cli.main import run as command
+from draftscope.consumers import CONSUMERS, ask, config_for, effective
 from draftscope.diagnose.case import Inputs
 from draftscope.diagnose.checkpoint import grid, tensor_wise
 from draftscope.diagnose.explaining import learn, most_frequent
@@ -24,8 +25,11 @@ from draftscope.eagle3.checkpoint import load_checkpoint
 from draftscope.eagle3.config import DraftConfig
 from draftscope.eagle3.model import Draft, StepMask
 from draftscope.faults import fault
+from draftscope.faults.fixes import capture_boundaries, readers
+from draftscope.faults.measurements import Measurements
 from draftscope.faults.plant import Plant
 from draftscope.faults.rig import Rig, Run
+from draftscope.findings import Placed
 from draftscope.linting import lint
 
 BOUNDARIES = (2, 4, 5)
@@ -101,13 +105,30 @@ def test_what_the_source_has_is_restored(rig: Rig, tmp_path: Path) -> None:
     assert applied["after"]["length"] > applied["before"]["length"]
 
 
-def test_layer_ids_in_the_consumers_own_convention(rig: Rig, tmp_path: Path) -> None:
+@pytest.mark.parametrize("consumer", ["vllm@0.32", "vllm", "sglang@0.5.10"])
+def test_layer_ids_in_the_consumers_own_convention(consumer: str, rig: Rig, tmp_path: Path) -> None:
     """The states are re-made where the copy, read as that consumer reads it, has them captured."""
     run = planted(rig, tmp_path, "layer-offset", "+1")
-    applied = told(run, tmp_path / "mended", "--for", "vllm@0.32")["applied"]
+    found = told(run, tmp_path / "mended", "--for", consumer)
     raw = json.loads((tmp_path / "mended" / "config.json").read_text())
-    assert raw["eagle_aux_hidden_state_layer_ids"] == list(BOUNDARIES)
+    if consumer.startswith("vllm"):
+        assert raw["eagle_aux_hidden_state_layer_ids"] == list(BOUNDARIES)
+    assert effective(load_checkpoint(tmp_path / "mended"), consumer, 8).boundaries == BOUNDARIES
+    assert next(iter(found["findings"][0]["fix"]["config"])) == ask(consumer).known.id
+    applied = found["applied"]
     assert applied["after"]["length"] > applied["before"]["length"]
+
+
+@pytest.mark.parametrize("consumer", CONSUMERS)
+def test_a_fix_names_who_reads_the_checkpoint_and_the_newest_engines(consumer: str) -> None:
+    newest = [ask(name).known.id for name in ("vllm", "sglang")]
+    assert readers(None) == tuple(newest)
+    assert readers(consumer) == tuple(dict.fromkeys([consumer, *newest]))
+    m = Measurements(layers=61, model_type="kimi_k25", consumer=consumer,
+                     reference=tuple(Placed(slot=i, label="", boundary=b, norm="pre", kind="stream", margin=None)
+                                     for i, b in enumerate((2, 30, 58))))
+    assert capture_boundaries("serve", m, "").config == {
+        name: config_for(name, (2, 30, 58), 61, "kimi_k25") for name in readers(consumer)}
 
 
 def test_a_checkpoint_that_contradicts_itself_is_mended(

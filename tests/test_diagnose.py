@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from tiny import DRAFT, TARGET, tiny_rig
 
 from draftscope.cli.main import run
+from draftscope.consumers import ask
 from draftscope.diagnose.case import Inputs
 from draftscope.diagnose.run import diagnose
 from draftscope.errors import DraftscopeError, UsageError
@@ -89,8 +90,8 @@ def test_case_is_told_whole(case: Run) -> None:
     _views_are_whole(found)
     assert any("labels are wrong" in c and "embed" in c for c in first.caveats)
     assert not any("something is left" in c for c in first.caveats)
-    assert first.fix.config["vllm@0.32"]["eagle_aux_hidden_state_layer_ids"] == [2, 4, 5]
-    assert first.fix.config["sglang@0.5.23"]["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [1, 3, 4]
+    assert first.fix.config[ask("vllm").known.id]["eagle_aux_hidden_state_layer_ids"] == [2, 4, 5]
+    assert first.fix.config[ask("sglang").known.id]["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [1, 3, 4]
     effect = first.acceptance
     assert effect is not None
     assert effect.length_now is not None

@@ -111,8 +111,10 @@ class _Work:
         if keys:
             self._merge(ahead, self.raw, keys)
         elif patch is None and finding.fix.config and "draftscope" not in finding.fix.config and finding.acceptance is not None:
-            self.left.append(f"{ahead}: the keys depend on who reads the checkpoint: name the consumer with --for "
-                             f"({', '.join(finding.fix.config)})")
+            known = ", ".join(finding.fix.config)
+            self.left.append(f"{ahead}: the keys depend on who reads the checkpoint: " + (
+                f"name the consumer with --for ({known})" if self.consumer is None else
+                f"there are none for {self.consumer} ({known})"))
             return False
         if len(self.changes) == before and not any(line.startswith(ahead) for line in self.left):
             self.left.append(f"{ahead}: {_NOT_HERE}: {finding.fix.says}")
