@@ -115,7 +115,7 @@ def _trained_with(other: OtherTheta, consumer: str | None) -> Suspicion:
         fix=f"Set rope_theta to {other.theta:g} in config.json (in `rope_parameters` too, where it is there).",
         recovery="replayed", undo=Undo(switches={"rope_parameters": right}),
         patch=Patch(config={"rope_theta": other.theta, "rope_parameters.rope_theta": other.theta}),
-        config=plain_keys(consumer, {"rope_theta": other.theta}),
+        config=plain_keys(consumer, {"rope_theta": other.theta, "rope_parameters": right}),
         figures={"configured": other.configured, "theta": other.theta, "own": other.own, "gain": other.gain},
         caveats=["short texts show little of it: expect more at long context"],
     )
