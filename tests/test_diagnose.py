@@ -182,6 +182,22 @@ def test_two_faults_are_both_named(tmp_path: Path) -> None:
         assert finding.acceptance.left_in is not None
 
 
+def test_of_many_faults_those_without_figures_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:
+    plant = fault("scale-mult").make(fault("layer-offset").make(Plant.healthy(BOUNDARIES), "last slot +1"), "one slot x1.2")
+    made = tiny_rig().run(plant, tmp_path)
+    monkeypatch.setattr("draftscope.diagnose.effects.MOST", 1)
+    report = tmp_path / "found.json"
+    run(["diagnose", "--train", str(made.train), "--serve", str(made.serve), "--draft", str(made.draft), "--target", str(TARGET),
+         "--json", str(report)])
+    found = json.loads(report.read_text())
+    assert [one["acceptance"] is None for one in found["findings"]] == [False, True]
+    assert [one for one in found["next"] if "not replayed: of many, the 1 strongest" in one and one.startswith("1 fault ")]
+    printed = capsys.readouterr().out
+    assert "was not replayed" in printed and "bounds it" not in printed
+
+
 def test_same_inputs_same_answer(case: Run) -> None:
     inputs = Inputs(train=case.train, serve=case.serve, draft=case.draft, target=TARGET)
     assert diagnose(inputs).json_text() == diagnose(inputs).json_text()

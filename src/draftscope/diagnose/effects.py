@@ -31,6 +31,15 @@ class Costs:
     left_out: int = 0
 
 
+def left_out(found: Costs | None) -> list[str]:
+    """Why some of many faults have no figures."""
+    if found is None or not found.left_out:
+        return []
+    which = "1 fault that replay could undo was" if found.left_out == 1 else (
+        f"{found.left_out} faults that replay could undo were")
+    return [f"{which} not replayed: of many, the {MOST} strongest are; mend these, then diagnose again"]
+
+
 def undoable(ladder: Ladder, suspicions: list[Suspicion]) -> list[Suspicion]:
     """Those of the serving side that a replay can undo."""
     found = [s for s in suspicions if s.undo is not None and s.side == "serve"]

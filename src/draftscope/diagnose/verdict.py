@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from draftscope.diagnose.confidence import confidence_of
-from draftscope.diagnose.effects import STRENGTH, Costs, loss, mending, trained_so
+from draftscope.diagnose.effects import STRENGTH, Costs, left_out, loss, mending, trained_so
 from draftscope.diagnose.norms import measure_norms
 from draftscope.diagnose.power import NOTICEABLE, UNPAIRED, paired, power_of
 from draftscope.diagnose.reference import explained
@@ -104,7 +104,8 @@ def conclude(examination: Examination, judged: list[Judged], found: Costs | None
         matched={**examination.matched, "reference": m.reference_from},
         power=power_of(examination),
         next=list(dict.fromkeys([
-            *contradicted, *_in_order(repair, ranked, rungs), *gaps, *(examination.next if verdict != "clean" else []),
+            *contradicted, *_in_order(repair, ranked, rungs), *left_out(found), *gaps,
+            *(examination.next if verdict != "clean" else []),
         ])),
         steps=examination.steps + examination.case.notes,
         provenance=examination.provenance(),
