@@ -25,8 +25,8 @@ def observe(inputs: Inputs, report: Callable[[str], None] = lambda _: None) -> O
     examination = Examination(case, report)
     examination.conclude()
     if examination.contradictions:
-        one = examination.contradictions[0]
-        raise DraftscopeError(one.says, where=" and ".join(f"--{name}" for name in one.of.split(" and ")),
+        found = examination.contradictions[0]
+        raise DraftscopeError(found.says, where=" and ".join(f"--{name}" for name in found.of.split(" and ")),
                               remedy="A build is measured from inputs of one run")
     rungs: dict[str, Counts] = {}
     ladder = examination.ladder
