@@ -26,7 +26,7 @@ from draftscope.eagle3.altered import altered, codes, fp8, int4, int8, packed
 from draftscope.eagle3.checkpoint import load_checkpoint
 from draftscope.eagle3.config import DraftConfig
 from draftscope.eagle3.model import Draft, StepMask
-from draftscope.errors import DraftscopeError
+from draftscope.errors import DraftscopeError, UsageError
 from draftscope.faults import fault
 from draftscope.faults.fixes import capture_boundaries, readers
 from draftscope.faults.measurements import Measurements
@@ -233,6 +233,16 @@ def test_no_input_and_no_full_folder_is_written_to(where: str, tmp_path: Path) -
     assert files(draft) == before
     assert files(full) == {"kept": b"x"}
     assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.parametrize("option", ["absorb", "apply"])
+def test_a_copy_lies_outside_of_the_inputs(option: str, tmp_path: Path) -> None:
+    draft = healthy(tmp_path / "draft")
+    before = files(draft)
+    for out, why in ((draft, "is there already"), (draft / "new", "among what is read"), (tmp_path, "is there already")):
+        with pytest.raises(UsageError, match=why):
+            diagnose(Inputs(serve=tmp_path / "capture", draft=draft, **{option: out}))  # type: ignore[arg-type]
+    assert files(draft) == before
 
 
 def test_apply_needs_a_draft(tmp_path: Path) -> None:

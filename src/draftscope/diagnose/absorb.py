@@ -81,13 +81,18 @@ def check_folder(inputs: Inputs) -> None:
     if inputs.draft is None or inputs.serve is None:
         raise UsageError("--absorb folds what is wrong with the served states into the draft",
                          remedy="Give both: --serve and --draft")
+    check_copy(out, inputs)
+
+
+def check_copy(out: Path, inputs: Inputs) -> None:
+    """Raise UsageError where a copy of the draft could not be made, or would lie among the inputs."""
     check_new(out)
     for given in (inputs.draft, inputs.source_draft, inputs.serve, inputs.train, inputs.train_heldout, inputs.target,
                   inputs.sweep):
         if given is None or isinstance(given, Remote):
             continue
-        own = given.resolve()
-        if out.resolve() == own or own in out.resolve().parents:
+        own, wanted = given.resolve(), out.resolve()
+        if wanted == own or own in wanted.parents:
             raise UsageError("lies among what is read", where=str(out), remedy="Name a folder outside of the inputs")
 
 

@@ -13,18 +13,19 @@ import torch
 from torch import Tensor
 
 from draftscope.consumers import ask, effective
+from draftscope.diagnose.absorb import check_copy
 from draftscope.diagnose.case import Inputs
 from draftscope.diagnose.ladder import Ladder, Repair, combine
 from draftscope.diagnose.verdict import Judged
 from draftscope.eagle3.checkpoint import Checkpoint, load_checkpoint
 from draftscope.eagle3.config import DraftConfig
-from draftscope.eagle3.copying import check_new, whole_folder
+from draftscope.eagle3.copying import whole_folder
 from draftscope.eagle3.reading import Reading
 from draftscope.eagle3.weightfiles import Weights, read_weights
 from draftscope.errors import DraftscopeError, UsageError
 from draftscope.faults.base import Undo
 from draftscope.findings import Applied, Finding, Rung
-from draftscope.states.places import Remote, model_folder
+from draftscope.states.places import model_folder
 from draftscope.states.tensorfile import read_json, save_tensors
 
 if TYPE_CHECKING:
@@ -47,14 +48,7 @@ def check_apply(inputs: Inputs) -> None:
         return
     if inputs.draft is None:
         raise UsageError("--apply copies the draft's checkpoint", remedy="Give it with --draft")
-    given = [inputs.draft, inputs.train, inputs.train_heldout, inputs.serve, inputs.target, inputs.source_draft, inputs.sweep]
-    for place in given:
-        if place is None or isinstance(place, Remote):
-            continue
-        held, wanted = Path(str(place)).resolve(), out.resolve()
-        if wanted == held or held in wanted.parents or wanted in held.parents:
-            raise UsageError("is, holds or lies in one of the inputs", where=str(out), remedy="Name another folder")
-    check_new(out)
+    check_copy(out, inputs)
 
 
 def apply(examination: Examination, judged: list[Judged], findings: list[Finding]) -> Applied:
