@@ -10,9 +10,8 @@ from draftscope.eagle3.reading import Reading
 from draftscope.eagle3.replayed import Replay, compare
 from draftscope.faults.base import Suspicion, Undo
 from draftscope.faults.changes import Own, TurnBack
-from draftscope.findings import Effect, Mended, Rung
+from draftscope.findings import STRONGEST_FIRST, Effect, Mended, Rung
 
-STRENGTH = {"proven": 0, "supported": 1, "suspected": 2}
 MOST = 5
 """Faults whose undoing is replayed, the strongest first: two or three replays each, about 20 for a diagnosis in all."""
 
@@ -61,7 +60,7 @@ def costs(ladder: Ladder, suspicions: list[Suspicion], as_read: Reading, measure
     if case.serve is None or case.checkpoint is None or not every:
         return Costs([None] * len(suspicions))
     names = judging([s.name for s in case.serve.sequences])
-    chosen_ones = sorted(every, key=lambda s: STRENGTH[s.strength])[:MOST]
+    chosen_ones = sorted(every, key=lambda s: STRONGEST_FIRST[s.strength])[:MOST]
     repair = [s for s in every if s in chosen_ones]
 
     def run(which: list[Suspicion]) -> Replay:
