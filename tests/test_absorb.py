@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,13 +17,17 @@ from tiny import DRAFT, TARGET, tiny_rig, tiny_target
 
 from draftscope.boundaries import Boundary
 from draftscope.cli.main import run
+from draftscope.diagnose import absorb
 from draftscope.diagnose.case import Inputs
+from draftscope.diagnose.ladder import Ladder
 from draftscope.diagnose.run import diagnose
+from draftscope.diagnose.sides import choosing
 from draftscope.eagle3.checkpoint import build_draft, load_checkpoint
 from draftscope.eagle3.config import DraftConfig
 from draftscope.eagle3.folding import Linear, fit, fold
 from draftscope.eagle3.model import Draft
 from draftscope.eagle3.replay import replay
+from draftscope.eagle3.replayed import Replay
 from draftscope.errors import UsageError
 from draftscope.faults import fault
 from draftscope.faults.plant import Plant
@@ -209,6 +215,30 @@ def test_a_neighbouring_boundary_is_fitted_on_other_rows(served: dict[str, Run],
     assert "bfloat16 rounds" in found["says"]
 
 
+@pytest.mark.parametrize("name", ["rotation", "offset"])
+def test_what_is_replayed_no_fit_has_seen(
+    name: str, served: dict[str, Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Neither the map of a slot, fitted where repairs are chosen, nor the matrix for another boundary."""
+    judged: set[str] = set()
+    fitted = set(choosing([sequence.name for sequence in sequences(served[name])]))
+    with_draft, rows = Ladder.with_draft, absorb._rows
+
+    def replayed(self: Ladder, draft: Draft, names: Collection[str]) -> Replay:
+        judged.update(names)
+        return with_draft(self, draft, names)
+
+    def noted(examination: Any, plan: absorb.Plan, seen: set[str]) -> Any:
+        fitted.update(seen)
+        return rows(examination, plan, seen)
+
+    monkeypatch.setattr(Ladder, "with_draft", replayed)
+    monkeypatch.setattr(absorb, "_rows", noted)
+    _, report = command(served[name], tmp_path / "copy")
+    assert len(judged) == REQUESTS // 2 and judged.isdisjoint(fitted)
+    assert "on 12 sequences that no fit has seen" in report["absorbed"]["says"]
+
+
 def test_a_fit_from_paired_training_rows(served: dict[str, Run], tmp_path: Path) -> None:
     """No target weights: the training data has the same texts."""
     rig = tiny_rig(REQUESTS)
@@ -253,7 +283,7 @@ def test_too_few_requests_tell_nothing(served: dict[str, Run], tmp_path: Path) -
     code, report = command(replace(served["scale"], serve=few), tmp_path / "copy")
     assert code == 1
     assert report["absorbed"]["folder"] is None
-    assert "too few" in report["absorbed"]["says"]
+    assert "too few" in report["absorbed"]["says"] and "no fit has seen" not in report["absorbed"]["says"]
     assert not (tmp_path / "copy").exists()
 
 

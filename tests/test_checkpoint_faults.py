@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from spoilt import DRAFT_VOCAB, change, chosen_ids, healthy, target_config
+from spoilt import DRAFT_VOCAB, change, chosen_ids, healthy, speculators, target_config
 from support import random_draft
 from tiny import DRAFT, TARGET, tiny_rig
 
 from draftscope.cli.main import run as command
+from draftscope.consumers import CONSUMERS, ask, config_for, effective
+from draftscope.diagnose.applying import _Work
 from draftscope.diagnose.case import Inputs
 from draftscope.diagnose.checkpoint import grid, tensor_wise
 from draftscope.diagnose.explaining import learn, most_frequent
@@ -23,9 +26,13 @@ from draftscope.eagle3.altered import altered, codes, fp8, int4, int8, packed
 from draftscope.eagle3.checkpoint import load_checkpoint
 from draftscope.eagle3.config import DraftConfig
 from draftscope.eagle3.model import Draft, StepMask
+from draftscope.errors import DraftscopeError, UsageError
 from draftscope.faults import fault
+from draftscope.faults.fixes import capture_boundaries, readers
+from draftscope.faults.measurements import Measurements
 from draftscope.faults.plant import Plant
 from draftscope.faults.rig import Rig, Run
+from draftscope.findings import Finding, Fix, Patch, Placed
 from draftscope.linting import lint
 
 BOUNDARIES = (2, 4, 5)
@@ -101,13 +108,92 @@ def test_what_the_source_has_is_restored(rig: Rig, tmp_path: Path) -> None:
     assert applied["after"]["length"] > applied["before"]["length"]
 
 
-def test_layer_ids_in_the_consumers_own_convention(rig: Rig, tmp_path: Path) -> None:
+@pytest.mark.parametrize("consumer", ["vllm@0.32", "vllm", "sglang@0.5.10"])
+def test_layer_ids_in_the_consumers_own_convention(consumer: str, rig: Rig, tmp_path: Path) -> None:
     """The states are re-made where the copy, read as that consumer reads it, has them captured."""
     run = planted(rig, tmp_path, "layer-offset", "+1")
-    applied = told(run, tmp_path / "mended", "--for", "vllm@0.32")["applied"]
+    found = told(run, tmp_path / "mended", "--for", consumer)
     raw = json.loads((tmp_path / "mended" / "config.json").read_text())
-    assert raw["eagle_aux_hidden_state_layer_ids"] == list(BOUNDARIES)
+    if consumer.startswith("vllm"):
+        assert raw["eagle_aux_hidden_state_layer_ids"] == list(BOUNDARIES)
+    assert effective(load_checkpoint(tmp_path / "mended"), consumer, 8).boundaries == BOUNDARIES
+    assert next(iter(found["findings"][0]["fix"]["config"])) == ask(consumer).known.id
+    applied = found["applied"]
     assert applied["after"]["length"] > applied["before"]["length"]
+
+
+@pytest.mark.parametrize("consumer", CONSUMERS)
+def test_a_fix_names_who_reads_the_checkpoint_and_the_newest_engines(consumer: str) -> None:
+    newest = [ask(name).known.id for name in ("vllm", "sglang")]
+    assert readers(None) == tuple(newest)
+    assert readers(consumer) == tuple(dict.fromkeys([consumer, *newest]))
+    m = Measurements(layers=61, model_type="kimi_k25", consumer=consumer,
+                     reference=tuple(Placed(slot=i, label="", boundary=b, norm="pre", kind="stream", margin=None)
+                                     for i, b in enumerate((2, 30, 58))))
+    assert capture_boundaries("serve", m, "").config == {
+        name: config_for(name, (2, 30, 58), 61, "kimi_k25") for name in readers(consumer)}
+
+
+def test_a_theta_is_mended_wherever_the_file_has_it(rig: Rig, tmp_path: Path) -> None:
+    run = planted(rig, tmp_path, "rope", "checkpoint: another theta")
+    found = told(run, tmp_path / "mended")
+    assert found["findings"][0]["fault"] == "rope"
+    right = {"rope_type": "default", "rope_theta": 1e4}
+    keys = list(found["findings"][0]["fix"]["config"].values())
+    assert keys and all(one == {"rope_theta": 1e4, "rope_parameters": right} for one in keys)
+    raw = json.loads((tmp_path / "mended" / "config.json").read_text())
+    assert (raw["rope_theta"], raw["rope_parameters"]) == (1e4, right) and "rope_parameters.rope_theta" not in raw
+    assert load_checkpoint(tmp_path / "mended").config.rope_parameters == right
+    changed = ("rope_theta", "rope_parameters.rope_theta")
+    assert found["applied"]["changes"] == [f"config.json: {key} = 10000.0" for key in changed]
+
+
+WRONG = {"rope_type": "default", "rope_theta": 1e6}
+
+
+@pytest.mark.parametrize("raw", [
+    {"rope_theta": 1e6, "rope_parameters": None}, {"rope_parameters": WRONG}, {"rope_parameters": WRONG, "rope_theta": 1e6},
+    {"rope_parameters": None, "rope_theta": 1e6, "rope_scaling": {"type": "linear", "factor": 2.0}},
+    {"rope_parameters": {"sliding_attention": WRONG, "full_attention": {**WRONG, "rope_type": "linear", "factor": 2.0}}},
+], ids=lambda raw: "+".join(raw))
+def test_a_dotted_key_is_set_where_it_lies(raw: dict[str, Any], tmp_path: Path) -> None:
+    _mends(change(healthy(tmp_path / "draft"), raw), tmp_path / "mended", {"rope_theta"})
+
+
+def test_a_dotted_key_is_set_in_the_configuration_of_the_layers(tmp_path: Path) -> None:
+    draft = speculators(tmp_path / "draft")
+    raw = json.loads((draft / "config.json").read_text())
+    raw["transformer_layer_config"]["rope_parameters"] = WRONG
+    (draft / "config.json").write_text(json.dumps(raw))
+    _mends(draft, tmp_path / "mended", set())
+
+
+def _mends(draft: Path, out: Path, more: set[str]) -> None:
+    """The fix gives the theta in effect; at the top of the file it adds no other keys than these."""
+    before = load_checkpoint(draft).config.rope_parameters
+    patch = Patch(config={"rope_theta": 2e4, "rope_parameters.rope_theta": 2e4})
+    keys = {"vllm@0.33": {"rope_theta": 2e4, "rope_parameters": {**before, "rope_theta": 2e4}}}
+    work = _Work(draft, _examination("vllm"))
+    assert work.take(Finding(fault="rope", where=["config rope_theta"], says="", strength="supported", recovery="replayed",
+                             fix=Fix(says="", config=keys, patch=patch)))
+    assert work.write(out).config.rope_parameters == {**before, "rope_theta": 2e4}
+    written, had = (json.loads((folder / "config.json").read_text()) for folder in (out, draft))
+    assert set(written) - set(had) <= more
+
+
+def _examination(consumer: str | None) -> Any:
+    return SimpleNamespace(m=SimpleNamespace(consumer=consumer), case=SimpleNamespace(layers=None, source=None))
+
+
+def test_a_copy_that_does_not_say_what_it_should_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draft = change(healthy(tmp_path / "draft"), {"rope_parameters": WRONG})
+    work = _Work(draft, _examination(None))
+    monkeypatch.setattr(work, "_set_below", lambda *_: None)
+    work.take(Finding(fault="rope", where=[], says="", strength="supported", recovery="replayed",
+                      fix=Fix(says="", patch=Patch(config={"rope_parameters.rope_theta": 2e4}))))
+    with pytest.raises(DraftscopeError, match=r"rope_parameters\.rope_theta is 1000000\.0, not 20000\.0"):
+        work.write(tmp_path / "mended")
+    assert not (tmp_path / "mended").exists()
 
 
 def test_a_checkpoint_that_contradicts_itself_is_mended(
@@ -147,6 +233,16 @@ def test_no_input_and_no_full_folder_is_written_to(where: str, tmp_path: Path) -
     assert files(draft) == before
     assert files(full) == {"kept": b"x"}
     assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.parametrize("option", ["absorb", "apply"])
+def test_a_copy_lies_outside_of_the_inputs(option: str, tmp_path: Path) -> None:
+    draft = healthy(tmp_path / "draft")
+    before = files(draft)
+    for out, why in ((draft, "is there already"), (draft / "new", "among what is read"), (tmp_path, "is there already")):
+        with pytest.raises(UsageError, match=why):
+            diagnose(Inputs(serve=tmp_path / "capture", draft=draft, **{option: out}))  # type: ignore[arg-type]
+    assert files(draft) == before
 
 
 def test_apply_needs_a_draft(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from tiny import DRAFT, TARGET, tiny_rig
 
 from draftscope.cli.main import run
+from draftscope.consumers import ask
 from draftscope.diagnose.case import Inputs
 from draftscope.diagnose.run import diagnose
 from draftscope.errors import DraftscopeError, UsageError
@@ -89,8 +90,8 @@ def test_case_is_told_whole(case: Run) -> None:
     _views_are_whole(found)
     assert any("labels are wrong" in c and "embed" in c for c in first.caveats)
     assert not any("something is left" in c for c in first.caveats)
-    assert first.fix.config["vllm@0.32"]["eagle_aux_hidden_state_layer_ids"] == [2, 4, 5]
-    assert first.fix.config["sglang@0.5.23"]["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [1, 3, 4]
+    assert first.fix.config[ask("vllm").known.id]["eagle_aux_hidden_state_layer_ids"] == [2, 4, 5]
+    assert first.fix.config[ask("sglang").known.id]["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [1, 3, 4]
     effect = first.acceptance
     assert effect is not None
     assert effect.length_now is not None
@@ -179,6 +180,22 @@ def test_two_faults_are_both_named(tmp_path: Path) -> None:
         assert finding.acceptance is not None
         assert finding.acceptance.all_fixed is not None
         assert finding.acceptance.left_in is not None
+
+
+def test_of_many_faults_those_without_figures_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:
+    plant = fault("scale-mult").make(fault("layer-offset").make(Plant.healthy(BOUNDARIES), "last slot +1"), "one slot x1.2")
+    made = tiny_rig().run(plant, tmp_path)
+    monkeypatch.setattr("draftscope.diagnose.effects.MOST", 1)
+    report = tmp_path / "found.json"
+    run(["diagnose", "--train", str(made.train), "--serve", str(made.serve), "--draft", str(made.draft), "--target", str(TARGET),
+         "--json", str(report)])
+    found = json.loads(report.read_text())
+    assert [one["acceptance"] is None for one in found["findings"]] == [False, True]
+    assert [one for one in found["next"] if "not replayed: of many, the 1 strongest" in one and one.startswith("1 fault ")]
+    printed = capsys.readouterr().out
+    assert "was not replayed" in printed and "bounds it" not in printed
 
 
 def test_same_inputs_same_answer(case: Run) -> None:

@@ -10,12 +10,18 @@ import pytest
 from tiny import TARGET, tiny_prompts, tiny_rig
 
 from draftscope.cli.main import run
+from draftscope.diagnose import climb
+from draftscope.diagnose.case import Inputs
 from draftscope.eagle3.acceptance import Counts as Rows
 from draftscope.eagle3.acceptance import summarise
+from draftscope.engines.counted import Counters
+from draftscope.engines.counters import read_counters
 from draftscope.errors import DraftscopeError
 from draftscope.faults import fault
 from draftscope.faults.plant import Plant
+from draftscope.faults.rig import Run
 from draftscope.findings import Placed, Placement
+from draftscope.gating import observing
 from draftscope.gating.judging import judge
 from draftscope.gating.report import Counted, Counts, Gate, Observed
 from draftscope.gating.slots import compare_slots
@@ -182,3 +188,38 @@ def test_a_fault_fails_and_health_passes(tmp_path: Path, monkeypatch: pytest.Mon
     assert page.read_text().count("## draftscope gate") == 2
     assert "slot 2 moved" in (tmp_path / "summary.md").read_text()
     assert run([*baseline, *other, "-k", "2"]) == 3
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return tiny_rig().run(Plant.healthy((2, 4, 5)), tmp_path_factory.mktemp("served"))
+
+
+def test_counters_are_read_once(served: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second reading of a server's counters would be of another window, after another wait."""
+    seen: list[float] = []
+
+    def read(given: object, window: float = 0.0) -> Counters:
+        seen.append(window)
+        return read_counters(given, window)  # type: ignore[arg-type]
+
+    for place in (climb, observing):
+        monkeypatch.setattr(place, "read_counters", read, raising=False)
+    found = observing.observe(Inputs(serve=served.serve, metrics=served.metrics))
+    counters = read_counters(served.metrics)
+    assert seen == [0.0]
+    (one,) = found.rungs["measured"].sequences
+    assert (one.rounds, one.passed) == (counters.drafts, list(counters.accepted))
+
+
+def test_inputs_of_two_runs_are_refused(served: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    counts = json.loads(served.metrics.read_text())
+    counts["drafts"] //= 10
+    counts["accepted_per_position"] = [count // 10 for count in counts["accepted_per_position"]]
+    (tmp_path / "counters.json").write_text(json.dumps(counts))
+    baseline = tmp_path / "baseline.json"
+    assert run(["gate", "--baseline", str(baseline), "--write-baseline", "--serve", str(served.serve), "--metrics",
+                str(tmp_path / "counters.json")]) == 3
+    said = capsys.readouterr().err
+    assert "--serve and --metrics" in said and "the counters are not of the run that the capture is of" in said.replace("\n", " ")
+    assert not baseline.exists()

@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from state_files import write_one
 from torch import Tensor
 
 import draftscope
@@ -511,6 +512,16 @@ def test_halves_are_by_name_and_make_up_the_whole(data: Path) -> None:
         for half in (0, 1):
             total.merge(found.statistics(entry, halves=(half,)))
         same(total.norms.result(), found.statistics(entry).norms.result())
+
+
+def test_where_a_file_lies_changes_neither_its_half_nor_its_identity(tmp_path: Path) -> None:
+    folders = [tmp_path / "all" / f"rank_{rank}" for rank in (0, 1)]
+    for rank, folder in enumerate(folders):
+        write_one("specforge", folder, 3, sample(rank))
+    whole, alone = scan(open_source(tmp_path / "all")), scan(open_source(folders[1]))
+    assert [one.name for one in whole.inputs] == [f"rank_{rank}/rows_0-2000/data_3.ckpt" for rank in (0, 1)]
+    assert [*whole.inputs][1].identity == next(iter(alone.inputs)).identity
+    assert half_of("rank_1/data_3.ckpt") == half_of("data_3.ckpt")
 
 
 def test_without_a_mask_all_rows_are_other(tmp_path: Path) -> None:

@@ -46,6 +46,20 @@ def test_a_folder_is_listed_by_number_read_lazily_and_counted(name: str, tmp_pat
     assert FORMATS[name].sniff(tmp_path)
 
 
+@pytest.mark.parametrize("name", sorted(DEEP))
+def test_files_of_one_name_in_several_folders_stay_apart(name: str, tmp_path: Path) -> None:
+    for rank in (0, 1):
+        write_one(name, tmp_path / f"rank_{rank}", 3, a_sample(seed=rank))
+    source = open_source(tmp_path)
+    names = {item.name: item.token_ids.tolist() for item in source}
+    assert list(names.values()) == [a_sample(seed=rank).token_ids.tolist() for rank in (0, 1)]
+    assert [found.partition("/")[0] for found in names] == ["rank_0", "rank_1"]
+    assert [item.name for item in source] == list(names)
+    assert source.items(1)[0].name == list(names)[1]  # type: ignore[attr-defined]
+    (alone,) = open_source(tmp_path / "rank_1")
+    assert not alone.name.startswith("rank_1")
+
+
 def test_the_content_is_what_was_written(name: str, tmp_path: Path) -> None:
     unit, _ = write_one(name, tmp_path, 3)
     sample = a_sample(seed=3)

@@ -96,3 +96,21 @@ def test_a_coarse_fault_is_claimed_as_far_as_the_inputs_show_it(permuted: Run, p
 def test_what_rows_show_by_themselves(parts: Path, name: str, variant: str, subset: str, strength: str, tmp_path: Path) -> None:
     found = given(served(fault(name).make(HEALTHY, variant), tmp_path), subset, parts)
     assert [(f.fault, f.strength) for f in found.findings if f.strength != "suspected"] == [(name, strength)]
+
+
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("kept", [(slice(1, None), slice(None)), (slice(None), slice(32)), (slice(2, None), slice(32))],
+                         ids=["slots", "width", "both"])
+def test_held_out_samples_of_another_shape_are_left_out(kept: tuple[slice, slice], train: bool, healthy: Run,
+                                                        parts: Path, tmp_path: Path) -> None:
+    for file in healthy.train.glob("*.safetensors"):
+        tensors = load_file(file)
+        tensors["hidden_states"] = tensors["hidden_states"][:, kept[0], kept[1]].contiguous()
+        save_file(tensors, tmp_path / file.name)
+    own = healthy.train if train else None
+    alone = diagnose(Inputs(train=own, draft=healthy.draft, target=parts))
+    found = diagnose(Inputs(train=own, train_heldout=tmp_path, draft=healthy.draft, target=parts))
+    said = [text for text in found.next if "--train-heldout" in text and str(tmp_path) in text]
+    assert len(said) == 1 and "the draft takes 3 of 64" in said[0]
+    assert (found.findings, found.acceptance.trained) == (alone.findings, alone.acceptance.trained)
+    assert (found.acceptance.trained is not None) == train

@@ -126,6 +126,20 @@ def test_speculators_console(tmp_path: Path) -> None:
     assert curve.points[2].held == {"accuracy": 0.35, "loss": 6.75}
 
 
+@pytest.mark.parametrize("dump", ['{"target_model": "x"}', '{"step": null, "heldout": {}}', '{"config": {"step": 3}}'])
+@pytest.mark.parametrize(("format", "line"), [
+    ("SpecForge", "step {}: {{'train/loss': 3.5, 'train/lr': 5e-05}}"),
+    ("speculators", "[12:00:01] INFO     train/loss=3.5, lr=5e-05, global_step={}"),
+    ("JSON lines", '{{"step": {}, "loss": 3.5, "lr": 5e-05}}'),
+    ("draftscope", '{{"step": {}, "loss": 3.5, "learning_rate": 5e-05, "answer_tokens_per_s": 9.0}}'),
+])
+def test_a_configuration_shown_first_is_no_record(format: str, line: str, dump: str, tmp_path: Path) -> None:
+    (tmp_path / "train.log").write_text("\n".join([dump, *(line.format(step) for step in (10, 20))]) + "\n")
+    curve = read_curve((tmp_path,))
+    assert curve.format == format
+    assert [(p.step, p.loss, p.rate) for p in curve.points] == [(10, 3.5, 5e-5), (20, 3.5, 5e-5)]
+
+
 def test_trainer_state(tmp_path: Path) -> None:
     history = [{"step": 10, "loss": 5.0, "learning_rate": 1e-4, "epoch": 0.1}, {"step": 20, "eval_loss": 4.0, "epoch": 0.2}]
     for name, count in (("checkpoint-10", 1), ("checkpoint-20", 2)):

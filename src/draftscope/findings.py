@@ -14,6 +14,7 @@ NOT_REPLAYED = "the draft was not replayed"
 
 Verdict = Literal["wiring", "runtime", "data", "training", "measurement", "clean", "undecided"]
 Strength = Literal["proven", "supported", "suspected"]
+STRONGEST_FIRST: dict[Strength, int] = {"proven": 0, "supported": 1, "suspected": 2}
 Recovery = Literal["replayed", "bounded", "needs-retraining", "needs-serving"]
 Readout = Literal["walk", "engine", "all"]
 

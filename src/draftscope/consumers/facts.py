@@ -264,7 +264,3 @@ def minus_one(boundaries: Sequence[int], layers: int | None) -> tuple[int, ...] 
 
 def several_layers(config: DraftConfig) -> bool:
     return config.layers > 1
-
-
-def windowed(config: DraftConfig) -> bool:
-    return config.sliding_window is not None

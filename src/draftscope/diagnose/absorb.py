@@ -19,6 +19,7 @@ from torch import Tensor
 
 from draftscope.compare.pairing import pair
 from draftscope.diagnose.ladder import Repair, combine
+from draftscope.diagnose.sides import HALVES_FROM, choosing, judging
 from draftscope.eagle3.checkpoint import build_draft, load_checkpoint
 from draftscope.eagle3.copying import check_new, rounding, whole_folder, write_copy
 from draftscope.eagle3.folding import Fitted, Folded, Linear, fit, fold
@@ -80,13 +81,18 @@ def check_folder(inputs: Inputs) -> None:
     if inputs.draft is None or inputs.serve is None:
         raise UsageError("--absorb folds what is wrong with the served states into the draft",
                          remedy="Give both: --serve and --draft")
+    check_copy(out, inputs)
+
+
+def check_copy(out: Path, inputs: Inputs) -> None:
+    """Raise UsageError where a copy of the draft could not be made, or would lie among the inputs."""
     check_new(out)
     for given in (inputs.draft, inputs.source_draft, inputs.serve, inputs.train, inputs.train_heldout, inputs.target,
                   inputs.sweep):
         if given is None or isinstance(given, Remote):
             continue
-        own = given.resolve()
-        if out.resolve() == own or own in out.resolve().parents:
+        own, wanted = given.resolve(), out.resolve()
+        if wanted == own or own in wanted.parents:
             raise UsageError("lies among what is read", where=str(out), remedy="Name a folder outside of the inputs")
 
 
@@ -107,7 +113,9 @@ def _absorb(examination: Examination, out: Path) -> Absorbed:
     if case.checkpoint is None or case.serve is None or ladder is None or "served" not in examination.rungs:
         raise Refused("the draft was not replayed over the served states, so that nothing says whether it would help")
     names = [s.name for s in case.serve.sequences]
-    seen, unseen = set(names[::2]), names[1::2]
+    # A map is fitted on the sequences on which repairs are chosen; of few, none is kept from it.
+    apart = len(names) >= HALVES_FROM
+    seen, unseen = (set(choosing(names)), judging(names)) if apart else (set(names[::2]), names[1::2])
     draft = ladder.draft(examination.as_read)
     if not draft.config.use_aux_hidden_state:
         raise Refused("this draft has no fc")
@@ -137,7 +145,7 @@ def _absorb(examination: Examination, out: Path) -> Absorbed:
             dtype=str(dtype).removeprefix("torch."), rounding=rounding(tensors["fc.weight"], dtype),
             changed=sorted(case.checkpoint.spelt[name] for name in tensors), left=left,
         )
-        found.says = _judged(found, out)
+        found.says = _judged(found, out, apart=apart)
         if gain.interval is None or gain.interval[0] <= 0:
             return found
         found.folder = str(out)
@@ -281,14 +289,14 @@ def _own(draft: Draft, name: str) -> Tensor:
     return draft.get_parameter(name).detach()
 
 
-def _judged(found: Absorbed, out: Path) -> str:
+def _judged(found: Absorbed, out: Path, *, apart: bool) -> str:
     """The result in one sentence or three."""
     how = "exactly" if found.exact else "as nearly as a matrix can"
     said = (f"{', '.join(found.faults)} folded into fc {how}; accept length {_two(found.length_before)} before, "
             f"{_two(found.length_after)} after")
     if found.length_if_fixed is not None:
         said += f", {_two(found.length_if_fixed)} with the states themselves repaired"
-    said += f" (replayed on {found.sequences} sequences that no fit has seen)"
+    said += f" (replayed on {found.sequences} sequences{' that no fit has seen' if apart else ''})"
     if found.gain_interval is None:
         return f"nothing was written: {said}; that is too few for an interval: capture 16 requests or more"
     low, high = found.gain_interval

@@ -13,18 +13,19 @@ import torch
 from torch import Tensor
 
 from draftscope.consumers import ask, effective
+from draftscope.diagnose.absorb import check_copy
 from draftscope.diagnose.case import Inputs
 from draftscope.diagnose.ladder import Ladder, Repair, combine
 from draftscope.diagnose.verdict import Judged
 from draftscope.eagle3.checkpoint import Checkpoint, load_checkpoint
 from draftscope.eagle3.config import DraftConfig
-from draftscope.eagle3.copying import check_new, whole_folder
+from draftscope.eagle3.copying import whole_folder
 from draftscope.eagle3.reading import Reading
 from draftscope.eagle3.weightfiles import Weights, read_weights
 from draftscope.errors import DraftscopeError, UsageError
 from draftscope.faults.base import Undo
 from draftscope.findings import Applied, Finding, Rung
-from draftscope.states.places import Remote, model_folder
+from draftscope.states.places import model_folder
 from draftscope.states.tensorfile import read_json, save_tensors
 
 if TYPE_CHECKING:
@@ -47,14 +48,7 @@ def check_apply(inputs: Inputs) -> None:
         return
     if inputs.draft is None:
         raise UsageError("--apply copies the draft's checkpoint", remedy="Give it with --draft")
-    given = [inputs.draft, inputs.train, inputs.train_heldout, inputs.serve, inputs.target, inputs.source_draft, inputs.sweep]
-    for place in given:
-        if place is None or isinstance(place, Remote):
-            continue
-        held, wanted = Path(str(place)).resolve(), out.resolve()
-        if wanted == held or held in wanted.parents or wanted in held.parents:
-            raise UsageError("is, holds or lies in one of the inputs", where=str(out), remedy="Name another folder")
-    check_new(out)
+    check_copy(out, inputs)
 
 
 def apply(examination: Examination, judged: list[Judged], findings: list[Finding]) -> Applied:
@@ -109,10 +103,14 @@ class _Work:
             for key, value in patch.config.items():
                 self._set(key, value)
         if keys:
-            self._merge(ahead, self.raw, keys)
+            settled = set() if patch is None else {key.partition(".")[0] for key in patch.config
+                                                   if key not in DraftConfig.model_fields}
+            self._merge(ahead, self.raw, {key: value for key, value in keys.items() if key not in settled})
         elif patch is None and finding.fix.config and "draftscope" not in finding.fix.config and finding.acceptance is not None:
-            self.left.append(f"{ahead}: the keys depend on who reads the checkpoint: name the consumer with --for "
-                             f"({', '.join(finding.fix.config)})")
+            known = ", ".join(finding.fix.config)
+            self.left.append(f"{ahead}: the keys depend on who reads the checkpoint: " + (
+                f"name the consumer with --for ({known})" if self.consumer is None else
+                f"there are none for {self.consumer} ({known})"))
             return False
         if len(self.changes) == before and not any(line.startswith(ahead) for line in self.left):
             self.left.append(f"{ahead}: {_NOT_HERE}: {finding.fix.says}")
@@ -128,8 +126,8 @@ class _Work:
                 if path.is_file() and path.name != "config.json" and not path.name.endswith(_WEIGHTS):
                     shutil.copyfile(path, temporary / path.name)
             made = load_checkpoint(temporary, target_layers=self.examination.case.layers)
-            wrong = [f"{key} is {getattr(made.config, key)!r}, not {value!r}" for key, value in self.wanted.items()
-                     if getattr(made.config, key) != value]
+            wrong = [f"{key} is {found!r}, not {value!r}" for key, value in self.wanted.items()
+                     if (found := _read(made.config, key)) != value]
             if wrong:
                 raise DraftscopeError(f"the copy does not say what it should: {'; '.join(wrong)}", where=str(out),
                                       remedy="Nothing was written; write the keys by hand")
@@ -139,13 +137,17 @@ class _Work:
     # -- config.json -------------------------------------------------------------------------------------------------------
 
     def _set(self, key: str, value: Any) -> None:
-        """A switch of the draft, or any other key, wherever the file has it."""
-        if key in DraftConfig.model_fields:
+        """A switch of the draft, or any other key, wherever the file has it; a dotted one where it has what that lies in."""
+        if key.partition(".")[0] in DraftConfig.model_fields:
             self.wanted[key] = value
         layer = self.raw.get("transformer_layer_config")
         nested = self.raw.get("eagle_config")
         names = (_SPELT.get(key, key), *_ALIASES.get(key, ()))
         places = [held for held in (self.raw, nested, layer) if isinstance(held, dict)]
+        *above, name = key.split(".")
+        if above:
+            self._set_below(places, above, name, value)
+            return
         there = [(held, name) for held in places for name in names if name in held]
         if value is None:
             for held, name in there:
@@ -155,9 +157,23 @@ class _Work:
         for held, name in there:
             held[name] = value
         if not there:
-            held = layer if isinstance(layer, dict) and key in ("head_dim", "tie_word_embeddings") else self.raw
+            held = layer if isinstance(layer, dict) and key in ("head_dim", "tie_word_embeddings", "rope_theta") else self.raw
             held[names[0]] = value
         self.changes.append(f"config.json: {names[0]} = {json.dumps(value)}")
+
+    def _set_below(self, places: list[dict[str, Any]], above: list[str], name: str, value: Any) -> None:
+        """A key within others; where these hold a set for each type of layer, in every set that has it."""
+        for part in above:
+            places = [held[part] for held in places if isinstance(held.get(part), dict)]
+        sets = [one for held in places for one in held.values() if isinstance(one, dict) and name in one]
+        for held in sets or places:
+            if value is None:
+                held.pop(name, None)
+            else:
+                held[name] = value
+        if places:
+            key = ".".join([*above, name])
+            self.changes.append(f"config.json: {key} removed" if value is None else f"config.json: {key} = {json.dumps(value)}")
 
     def _merge(self, ahead: str, into: dict[str, Any], keys: Mapping[str, Any], prefix: str = "") -> None:
         """A consumer's own keys."""
@@ -213,6 +229,15 @@ class _Work:
             return
         self.tensors[name] = tensor
         self.changes.append(f"tensor {name}: from source")
+
+
+def _read(config: DraftConfig, key: str) -> Any:
+    """What a draft's configuration says of a dotted key."""
+    first, *below = key.split(".")
+    found = getattr(config, first)
+    for part in below:
+        found = found.get(part)
+    return found
 
 
 def _measured(examination: Examination, copy: Checkpoint, done: list[Judged]) -> tuple[Rung | None, Rung | None, str | None]:

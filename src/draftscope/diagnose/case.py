@@ -179,7 +179,7 @@ def open_case(inputs: Inputs, report: Callable[[str], None] = lambda _: None) ->
         else:
             case.notes.append("the target folder holds no layers: states could not be re-made, only its ends were read")
     if inputs.draft is not None:
-        opened = open_checkpoint(model_folder(inputs.draft), case.layers)
+        opened = open_checkpoint(model_folder(inputs.draft), case.layers, inputs.consumer)
         case.checkpoint, case.found = opened.checkpoint, opened.findings
         _check_target(case)
     case.source = open_source_draft(inputs.source_draft, inputs.draft, case.checkpoint, case.layers)

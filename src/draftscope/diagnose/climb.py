@@ -15,7 +15,7 @@ from draftscope.diagnose.ladder import Ladder, Repair, as_meant, combine, withou
 from draftscope.diagnose.rotary import try_thetas
 from draftscope.diagnose.sampled import sampled, temperature
 from draftscope.diagnose.shape import by_context, given, shape
-from draftscope.diagnose.trials import gate_facts, reading_of, try_runtimes
+from draftscope.diagnose.trials import reading_of, try_runtimes
 from draftscope.eagle3.acceptance import Counts, summarise
 from draftscope.eagle3.reading import D2T, Reading
 from draftscope.eagle3.replayed import Replay, compare
@@ -29,6 +29,7 @@ from draftscope.faults.measurements import (
     OTHER,
     SAME,
     EmbeddingFacts,
+    GateFacts,
     RungFacts,
     StageFacts,
     TurnedFacts,
@@ -182,7 +183,7 @@ def _gate(examination: Examination, ladder: Ladder) -> None:
     gate = replayed.gate()
     if gate is None:
         return
-    m.gate = gate_facts(gate)
+    m.gate = GateFacts.of(gate)
     examination.steps.append(
         f"gate: replay at the engine's own starts gives the recorded accepted count in {gate.share:.1%} of {gate.steps} steps "
         f"({len(gate.near_ties)} near-ties, {gate.left_out} left out)"
@@ -228,7 +229,7 @@ def _checkpoint_trials(examination: Examination, ladder: Ladder) -> bool:
         other = ladder.served(combine([], reading)).gate()
         if other is None or not _explains(examination, ladder, name, reading):
             continue
-        m.gate_with[name] = gate_facts(other)
+        m.gate_with[name] = GateFacts.of(other)
         if other.passed and other.share > best:
             best, examination.as_read = other.share, reading
     return best > 0

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from draftscope.consumers import ask
 from draftscope.diagnose.case import Inputs
 from draftscope.diagnose.run import diagnose
 from draftscope.eagle3.generated import Summary
@@ -72,6 +73,6 @@ def tell(rig: Rig, boundaries: tuple[int, ...], fault_id: str, out: Path, report
 
 def _boundaries(found: Diagnosis, default: tuple[int, ...]) -> tuple[int, ...]:
     """The boundaries that the first finding's fix names."""
-    config = found.findings[0].fix.config.get("vllm@0.32", {})
+    config = found.findings[0].fix.config.get(ask("vllm").known.id, {})
     ids = config.get("eagle_aux_hidden_state_layer_ids")
     return tuple(ids) if ids else default

@@ -10,9 +10,8 @@ from draftscope.eagle3.reading import Reading
 from draftscope.eagle3.replayed import Replay, compare
 from draftscope.faults.base import Suspicion, Undo
 from draftscope.faults.changes import Own, TurnBack
-from draftscope.findings import Effect, Mended, Rung
+from draftscope.findings import STRONGEST_FIRST, Effect, Mended, Rung
 
-STRENGTH = {"proven": 0, "supported": 1, "suspected": 2}
 MOST = 5
 """Faults whose undoing is replayed, the strongest first: two or three replays each, about 20 for a diagnosis in all."""
 
@@ -29,6 +28,15 @@ class Costs:
     repaired: Rung | None = None
     reference: Rung | None = None
     left_out: int = 0
+
+
+def left_out(found: Costs | None) -> list[str]:
+    """Why some of many faults have no figures."""
+    if found is None or not found.left_out:
+        return []
+    which = "1 fault that replay could undo was" if found.left_out == 1 else (
+        f"{found.left_out} faults that replay could undo were")
+    return [f"{which} not replayed: of many, the {MOST} strongest are; mend these, then diagnose again"]
 
 
 def undoable(ladder: Ladder, suspicions: list[Suspicion]) -> list[Suspicion]:
@@ -52,7 +60,7 @@ def costs(ladder: Ladder, suspicions: list[Suspicion], as_read: Reading, measure
     if case.serve is None or case.checkpoint is None or not every:
         return Costs([None] * len(suspicions))
     names = judging([s.name for s in case.serve.sequences])
-    chosen_ones = sorted(every, key=lambda s: STRENGTH[s.strength])[:MOST]
+    chosen_ones = sorted(every, key=lambda s: STRONGEST_FIRST[s.strength])[:MOST]
     repair = [s for s in every if s in chosen_ones]
 
     def run(which: list[Suspicion]) -> Replay:

@@ -99,7 +99,7 @@ def explain_engine(examination: Examination, ladder: Ladder) -> None:
         return
     gate = ladder.served(combine([], reading)).gate()
     if gate is not None:
-        m.gate_with["as explained"] = GateFacts(gate.share, gate.steps, len(gate.near_ties), gate.left_out)
+        m.gate_with["as explained"] = GateFacts.of(gate)
     examination.as_read = reading
     examination.steps += [f"stages: {one.part} departs by {one.own:.2g}, under {one.key} by {one.other:.2g}"
                           for one in facts.engine]

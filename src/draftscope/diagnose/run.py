@@ -229,6 +229,7 @@ class Examination:
 
     def _check_widths(self) -> None:
         case = self.case
+        self._check_heldout()
         widths = {
             name: int(s.sequences[0].features.shape[2])
             for name, s in (("training states", case.train), ("capture", case.serve))
@@ -253,6 +254,20 @@ class Examination:
                 "inputs of different width: " + ", ".join(f"{k} {v}" for k, v in widths.items()),
                 remedy="They belong to different targets; give the ones that go together",
             )
+
+    def _check_heldout(self) -> None:
+        """Held-out samples that the draft cannot be run on are left out: it is then judged on those of --train."""
+        case = self.case
+        if case.heldout is None or case.checkpoint is None:
+            return
+        config = case.checkpoint.config
+        slots, width = case.heldout.sequences[0].features.shape[1:]
+        if (slots, width) != (config.slots, config.target_hidden_size):
+            self.next.append(
+                f"--train-heldout {case.heldout.source.path}: its states have {slots} slots of width {width}, the draft takes "
+                f"{config.slots} of {config.target_hidden_size}: left out; extract held-out samples as the training data was"
+            )
+            case.heldout = None
 
     def _check_tokens(self) -> None:
         vocab = (

@@ -165,7 +165,9 @@ def _lines(file: Path, *, strict: bool) -> tuple[str, Iterator[Point | None]]:
                 row = json.loads(line)
             except (ValueError, RecursionError):
                 continue
-            own = isinstance(row, dict) and ("answer_tokens_per_s" in row or "heldout" in row)
+            if not isinstance(row, dict) or not _counts(row.get("step", row.get("global_step"))):
+                continue  # a console shows configurations, too
+            own = "answer_tokens_per_s" in row or "heldout" in row
             return ("draftscope" if own else "JSON lines"), _json_lines(file, strict=strict)
         if STEP.search(line.rstrip()):
             return "SpecForge", _text(file, _specforge)

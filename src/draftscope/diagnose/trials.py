@@ -17,7 +17,6 @@ from draftscope.diagnose.likeness import Recorded, Round, likeness
 from draftscope.diagnose.sampled import drawn, temperature
 from draftscope.diagnose.wrong_runtimes import Dial, Group, Trial, dials, rare, table, window, windows
 from draftscope.eagle3.reading import Reading
-from draftscope.eagle3.replayed import Gate
 from draftscope.errors import DraftscopeError, UsageError
 from draftscope.faults.facts_runtime import NEARLY, Likeness, RuntimeFacts, Tried
 from draftscope.faults.measurements import SAME, GateFacts
@@ -183,7 +182,7 @@ class _Search:
             found = None
             if not self.facts.drawn:
                 found = self.ladder.served(combine([], _with(self.as_read, trials))).gate()
-            gate = None if found is None else gate_facts(found)
+            gate = None if found is None else GateFacts.of(found)
             if self.facts.drawn or (gate is not None and gate.passed):
                 told.append(Tried(tuple(t.name for t in trials), tuple(t.fault for t in trials), tuple(t.says for t in trials),
                                   tuple(t.undone for t in trials), like, gate,
@@ -195,11 +194,6 @@ class _Search:
         told = [one for one in told if one.like.share > most - 0.005]
         nearest = min(_distance(one.like) for one in told)
         return [one for one in told if _distance(one.like) <= BETTER * nearest + 1e-6]
-
-
-def gate_facts(gate: Gate) -> GateFacts:
-    """The figures of a gate that rules read."""
-    return GateFacts(gate.share, gate.steps, len(gate.near_ties), gate.left_out)
 
 
 def _with(reading: Reading, trials: Iterable[Trial]) -> Reading:

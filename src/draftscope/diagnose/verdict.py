@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from draftscope.diagnose.confidence import confidence_of
-from draftscope.diagnose.effects import STRENGTH, Costs, loss, mending, trained_so
+from draftscope.diagnose.effects import Costs, left_out, loss, mending, trained_so
 from draftscope.diagnose.norms import measure_norms
 from draftscope.diagnose.power import NOTICEABLE, UNPAIRED, paired, power_of
 from draftscope.diagnose.reference import explained
@@ -16,7 +16,7 @@ from draftscope.diagnose.views import views
 from draftscope.faults import FAULTS, fault
 from draftscope.faults.base import Suspicion, verdict_of
 from draftscope.faults.measurements import OTHER, SAME, TRAINED, Measurements
-from draftscope.findings import Diagnosis, Effect, Finding, Fix, Ladder, Mended, Placed, Rung, Verdict
+from draftscope.findings import STRONGEST_FIRST, Diagnosis, Effect, Finding, Fix, Ladder, Mended, Placed, Rung, Verdict
 
 if TYPE_CHECKING:
     from draftscope.diagnose.run import Examination
@@ -58,7 +58,7 @@ def rank(judged: list[Judged]) -> list[Judged]:
 
 def _place(judged: Judged) -> tuple[int, float, float, int]:
     length, likelihood = loss(judged.effect)
-    return STRENGTH[judged.suspicion.strength], -length, -likelihood, _ORDER.get(judged.suspicion.fault, len(_ORDER))
+    return STRONGEST_FIRST[judged.suspicion.strength], -length, -likelihood, _ORDER.get(judged.suspicion.fault, len(_ORDER))
 
 
 def conclude(examination: Examination, judged: list[Judged], found: Costs | None) -> Diagnosis:
@@ -104,7 +104,8 @@ def conclude(examination: Examination, judged: list[Judged], found: Costs | None
         matched={**examination.matched, "reference": m.reference_from},
         power=power_of(examination),
         next=list(dict.fromkeys([
-            *contradicted, *_in_order(repair, ranked, rungs), *gaps, *(examination.next if verdict != "clean" else []),
+            *contradicted, *_in_order(repair, ranked, rungs), *left_out(found), *gaps,
+            *(examination.next if verdict != "clean" else []),
         ])),
         steps=examination.steps + examination.case.notes,
         provenance=examination.provenance(),

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from draftscope.consumers import setting_for
 from draftscope.faults.base import Fault, Page, Suspicion, Trace, Undo
 from draftscope.faults.checking import HALF, eagle_mode, in_engine, in_file, told
-from draftscope.faults.fixes import CONSUMERS
+from draftscope.faults.fixes import setting_keys
 from draftscope.faults.measurements import GateFacts, Measurements
 from draftscope.faults.plant import Plant
 from draftscope.findings import Evidence, Fix, Patch
@@ -106,7 +105,7 @@ class ConfigFlag(Fault):
             self.id, found, [f"config {name}"],
             f"the checkpoint's configuration is wrong about {name}: the draft was trained with it {_word(value)}",
             f"Set {name} to {_word(value)} in config.json, where the consumer looks for it.",
-            undo=Undo(switches={name: value}), patch=Patch(config={name: value}), config=_keys(name, value))]
+            undo=Undo(switches={name: value}), patch=Patch(config={name: value}), config=setting_keys(m.consumer, name, value))]
 
     def _by_stages(self, m: Measurements) -> list[Suspicion]:
         """What the engine recorded comes out only with a switch turned."""
@@ -117,7 +116,7 @@ class ConfigFlag(Fault):
                 continue
             found.append(in_engine(
                 self.id, one, [f"config {name}"], f"the engine runs the draft with {name} = {value}, against the checkpoint",
-                _SERVE, undo=Undo(settings=True), config=_keys(name, not value)))
+                _SERVE, undo=Undo(settings=True), config=setting_keys(m.consumer, name, not value)))
         return found
 
     def _by_source(self, m: Measurements) -> list[Suspicion]:
@@ -178,7 +177,7 @@ class ConfigFlag(Fault):
         suspicion.undo = Undo(switches={found.name: found.value})
         suspicion.fix = Fix(says=f"Set {found.name} to {value} in config.json, where the consumer looks for it: the draft was "
                                  "trained so.", patch=Patch(config={found.name: found.value}),
-                            config=_keys(found.name, found.value))
+                            config=setting_keys(m.consumer, found.name, found.value))
         return [suspicion]
 
     def _by_gate(self, m: Measurements) -> list[Suspicion]:
@@ -192,7 +191,7 @@ class ConfigFlag(Fault):
         name, _, value = key.partition("=")
         served, measured = m.rungs.get("served"), m.rungs.get("measured")
         if served is not None and measured is not None and (measured.length or 0) - (served.length or 0) > LEAST:
-            return [self._wrong_claim(name, value, served.length or 0, measured.length or 0, gate)]
+            return [self._wrong_claim(m, name, value, served.length or 0, measured.length or 0, gate)]
         return [
             self._suspicion(
                 [f"config {name}"],
@@ -204,7 +203,9 @@ class ConfigFlag(Fault):
             )
         ]
 
-    def _wrong_claim(self, name: str, value: str, meant: float, measured: float, gate: GateFacts) -> Suspicion:
+    def _wrong_claim(
+        self, m: Measurements, name: str, value: str, meant: float, measured: float, gate: GateFacts,
+    ) -> Suspicion:
         """The engine runs the switch otherwise, and the draft does better so: it is the checkpoint's word that is wrong."""
         suspicion = self._suspicion(
             [f"config {name}"],
@@ -218,7 +219,7 @@ class ConfigFlag(Fault):
         suspicion.strength, suspicion.recovery, suspicion.undo = "supported", "bounded", None
         suspicion.fix = Fix(
             says=f"Set {name} to {value.lower()} in config.json: it costs nothing in this engine, and would in one that obeys "
-            "the file.", patch=Patch(config={name: value == "True"}), config=_keys(name, value == "True"),
+            "the file.", patch=Patch(config={name: value == "True"}), config=setting_keys(m.consumer, name, value == "True"),
         )
         return suspicion
 
@@ -308,8 +309,3 @@ def setting_of(key: str) -> tuple[str, Any]:
 
 def _word(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _keys(name: str, value: Any) -> dict[str, dict[str, Any]]:
-    """The switch in each consumer's own place; why not, where it has none."""
-    return {consumer: setting_for(consumer, "native", name, value) for consumer in CONSUMERS}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
+from draftscope.eagle3.replayed import GATE_SHARE, Gate
 from draftscope.engines.counted import Counters
 from draftscope.faults.facts_checkpoint import CheckpointFacts
 from draftscope.faults.facts_data import DataFacts
@@ -115,9 +116,14 @@ class GateFacts:
     near_ties: int
     left_out: int
 
+    @classmethod
+    def of(cls, gate: Gate) -> Self:
+        """The figures of a gate that rules read."""
+        return cls(gate.share, gate.steps, len(gate.near_ties), gate.left_out)
+
     @property
     def passed(self) -> bool:
-        return self.share >= 0.99
+        return self.share >= GATE_SHARE
 
 
 @dataclass(slots=True)

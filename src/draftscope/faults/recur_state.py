@@ -7,6 +7,7 @@ from typing import Any
 
 from draftscope.eagle3.reading import Runtime
 from draftscope.faults.base import Fault, Page, Suspicion, Trace, Undo
+from draftscope.faults.fixes import setting_keys
 from draftscope.faults.measurements import Measurements
 from draftscope.faults.plant import Plant
 from draftscope.faults.runtimes import from_trials, runs_otherwise, tried_in_vain
@@ -120,7 +121,8 @@ class RecurState(Fault):
                 fix=Fix(
                     says=f"Make the engine feed back the {m.feedback}-norm state. The key `norm_output` means post-norm feedback "
                     "in vLLM and SGLang, and only a norm before lm_head in SpecForge: do not carry it over.",
-                    config={name: {"norm_output": m.feedback == "post"} for name in ("vllm@0.32", "sglang@0.5.23")},
+                    config={reader: keys for reader, keys in setting_keys(m.consumer, "norm_output", m.feedback == "post").items()
+                            if keys},
                 ),
                 recovery="replayed",
                 undo=Undo(feedback=m.feedback),

@@ -8,6 +8,7 @@ from typing import Any
 from draftscope.faults.base import Fault, Page, Suspicion, Trace, Undo
 from draftscope.faults.checking import told
 from draftscope.faults.facts_checkpoint import OtherTheta
+from draftscope.faults.fixes import plain_keys
 from draftscope.faults.measurements import Measurements
 from draftscope.faults.plant import Plant
 from draftscope.faults.runtimes import from_trials, reads_otherwise, tried_in_vain
@@ -72,7 +73,7 @@ class Rope(Fault):
         for suspicion in found:
             suspicion.caveats.append("short requests show little of it: expect more at long context")
         other = None if m.checkpoint is None else m.checkpoint.theta
-        return found if other is None or found else [_trained_with(other)]
+        return found if other is None or found else [_trained_with(other, m.consumer)]
 
     def why_not(self, m: Measurements) -> str:
         return tried_in_vain(m, "another rotary table would put every state off, more with the distance to the prompt")
@@ -99,7 +100,7 @@ class Rope(Fault):
         return replace(plant, engine=replace(plant.engine, settings=settings))
 
 
-def _trained_with(other: OtherTheta) -> Suspicion:
+def _trained_with(other: OtherTheta, consumer: str | None) -> Suspicion:
     """The configuration names another base than the draft was trained with."""
     low, high = other.interval
     right = {**other.parameters, "rope_theta": other.theta}
@@ -114,7 +115,7 @@ def _trained_with(other: OtherTheta) -> Suspicion:
         fix=f"Set rope_theta to {other.theta:g} in config.json (in `rope_parameters` too, where it is there).",
         recovery="replayed", undo=Undo(switches={"rope_parameters": right}),
         patch=Patch(config={"rope_theta": other.theta, "rope_parameters.rope_theta": other.theta}),
-        config={name: {"rope_theta": other.theta} for name in ("vllm@0.32", "sglang@0.5.23")},
+        config=plain_keys(consumer, {"rope_theta": other.theta, "rope_parameters": right}),
         figures={"configured": other.configured, "theta": other.theta, "own": other.own, "gain": other.gain},
         caveats=["short texts show little of it: expect more at long context"],
     )

@@ -7,6 +7,7 @@ from dataclasses import replace
 from draftscope.consumers import consumer
 from draftscope.faults.base import Fault, Page, Suspicion, Trace
 from draftscope.faults.checking import cut_from_target, in_engine, told
+from draftscope.faults.fixes import plain_keys
 from draftscope.faults.measurements import Measurements
 from draftscope.faults.plant import Plant
 from draftscope.findings import Patch
@@ -102,7 +103,7 @@ class TiedHead(Fault):
             prediction="a reduced head has rows of its own and is not tied", measurement="tie_word_embeddings against lm_head",
             result="tie_word_embeddings is true; lm_head.weight is there, with the rows of the draft's vocabulary alone",
             decides="tied-head if the flag contradicts the head", fix=_UNTIE, recovery="needs-serving", patch=_PATCH,
-            config={"sglang@0.5.23": {"tie_word_embeddings": False}, "vllm@0.32": {"tie_word_embeddings": False}},
+            config=plain_keys(m.consumer, {"tie_word_embeddings": False}),
             caveats=[] if honours else ["vLLM does not look at the flag for these drafts; SGLang does"],
         )]
 

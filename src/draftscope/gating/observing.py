@@ -10,7 +10,6 @@ from draftscope.diagnose.climb import recorded_counts
 from draftscope.diagnose.ladder import as_meant, combine
 from draftscope.diagnose.run import Examination
 from draftscope.eagle3 import acceptance
-from draftscope.engines.counters import read_counters
 from draftscope.errors import DraftscopeError
 from draftscope.findings import Readout
 from draftscope.gating.report import Counted, Counts, Observed
@@ -20,11 +19,15 @@ def observe(inputs: Inputs, report: Callable[[str], None] = lambda _: None) -> O
     """Acceptance on every rung that the inputs allow, sequence by sequence, and what the slots hold.
 
     Raises:
-        DraftscopeError: inputs that can't be read, or from which neither follows.
+        DraftscopeError: inputs that can't be read, that are not of one run, or from which neither follows.
     """
     case = open_case(inputs, report)
     examination = Examination(case, report)
     examination.conclude()
+    if examination.contradictions:
+        found = examination.contradictions[0]
+        raise DraftscopeError(found.says, where=" and ".join(f"--{name}" for name in found.of.split(" and ")),
+                              remedy="A build is measured from inputs of one run")
     rungs: dict[str, Counts] = {}
     ladder = examination.ladder
     if ladder is not None and "trained" in examination.rungs:
@@ -33,8 +36,8 @@ def observe(inputs: Inputs, report: Callable[[str], None] = lambda _: None) -> O
     if ladder is not None and "served" in examination.rungs:
         served = ladder.served(combine([], examination.as_read))
         rungs["served"] = _counts(served.readout, "the draft replayed on served states, as read", served.counts())
-    if inputs.metrics is not None:
-        counters = read_counters(inputs.metrics, inputs.metrics_window)
+    counters = examination.m.counters
+    if counters is not None:
         if counters.accepted and not counters.simulated:
             reached = [counters.drafts, *counters.accepted[:-1]]
             one = Counted(name="counters", rounds=counters.drafts, reached=reached, passed=list(counters.accepted))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from draftscope.findings import Evidence, Finding, Fix, Recovery, Strength
+from draftscope.findings import STRONGEST_FIRST, Evidence, Finding, Fix, Recovery, Strength
 from draftscope.inspecting.meaning import READABLE, is_embedding, is_normed
 from draftscope.inspecting.measure import Pass
 from draftscope.inspecting.report import Entry, Group
@@ -28,8 +28,7 @@ def find(found: Pass, parts: TargetParts | None = None, layers: int | None = Non
     """
     findings = [*_skipped(found), *_nonfinite(found), *_widths(found, parts), *_tokens(found, parts), *_masks(found),
                 *_rows(found), *_same(found), *_labels(found), *_placed(found, layers), *_last(found), *_counts(found)]
-    order = {"proven": 0, "supported": 1, "suspected": 2}
-    return sorted(findings, key=lambda finding: order[finding.strength])
+    return sorted(findings, key=lambda finding: STRONGEST_FIRST[finding.strength])
 
 
 def suspect(fault: str, where: list[str], says: str, strength: Strength, recovery: Recovery, fix: str, *, measured: str,

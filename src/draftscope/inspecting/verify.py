@@ -15,7 +15,7 @@ from draftscope.compare.agreement import Agreement, agreement
 from draftscope.compare.runs import Recorded, recorded
 from draftscope.compare.within import Within, within
 from draftscope.errors import DraftscopeError
-from draftscope.findings import Finding
+from draftscope.findings import STRONGEST_FIRST, Finding
 from draftscope.inspecting.inspect import inspect_path
 from draftscope.inspecting.measure import slots_of
 from draftscope.inspecting.placing import Knowledge
@@ -125,8 +125,7 @@ def verify(paths: list[Path], *, known: Knowledge | None = None, on_capture: Cal
         result.next += _remarks(path, compared)
     if len(paths) == 1:
         result.next.append(NEXT_SECOND)
-    order = {"proven": 0, "supported": 1, "suspected": 2}
-    result.findings.sort(key=lambda finding: order[finding.strength])
+    result.findings.sort(key=lambda finding: STRONGEST_FIRST[finding.strength])
     if not result.findings:
         result.verdict = "clean" if len(paths) > 1 else "undecided"
     return result

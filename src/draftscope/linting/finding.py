@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from draftscope.findings import Evidence, Finding, Fix, Patch, Recovery, Strength
-
-ORDER = {"proven": 0, "supported": 1, "suspected": 2}
+from draftscope.findings import STRONGEST_FIRST, Evidence, Finding, Fix, Patch, Recovery, Strength
 
 
 def finding(
@@ -33,4 +31,4 @@ def ranked(findings: Sequence[Finding]) -> list[Finding]:
         held.evidence += [e for e in one.evidence if e not in held.evidence]
         held.caveats += [c for c in one.caveats if c not in held.caveats]
         held.fix.config |= {k: v for k, v in one.fix.config.items() if k not in held.fix.config}
-    return sorted(merged, key=lambda one: ORDER[one.strength])
+    return sorted(merged, key=lambda one: STRONGEST_FIRST[one.strength])

@@ -15,6 +15,7 @@ from draftscope.eagle3.checkpoint import Checkpoint, NoDraft, expected_shapes, l
 from draftscope.eagle3.config import DraftConfig
 from draftscope.eagle3.dialects import describe
 from draftscope.errors import DraftscopeError
+from draftscope.faults.fixes import plain_keys
 from draftscope.findings import Finding, Patch
 from draftscope.linting.finding import finding
 from draftscope.states.places import Place
@@ -32,8 +33,8 @@ class Opened:
     findings: list[Finding] = field(default_factory=list)
 
 
-def open_checkpoint(folder: Path, target_layers: int | None = None) -> Opened:
-    """Open a draft checkpoint.
+def open_checkpoint(folder: Path, target_layers: int | None = None, consumer: str | None = None) -> Opened:
+    """Open a draft checkpoint; `consumer`: who reads it, whose keys a fix then names.
 
     Raises:
         DraftscopeError: it can't be read at all.
@@ -46,7 +47,7 @@ def open_checkpoint(folder: Path, target_layers: int | None = None) -> Opened:
     except NoDraft:
         raise
     except DraftscopeError:
-        found = _shapes(folder, raw) if isinstance(raw, dict) else []
+        found = _shapes(folder, raw, consumer) if isinstance(raw, dict) else []
         if not found:
             raise
         return Opened(None, found)
@@ -77,7 +78,7 @@ def _quantised(folder: Path, raw: dict[str, Any], target_layers: int | None) -> 
     )])
 
 
-def _shapes(folder: Path, raw: dict[str, Any]) -> list[Finding]:
+def _shapes(folder: Path, raw: dict[str, Any], consumer: str | None) -> list[Finding]:
     """Tensors whose shape contradicts the configuration, from headers alone."""
     try:
         files = tensor_files(folder)
@@ -92,7 +93,7 @@ def _shapes(folder: Path, raw: dict[str, Any]) -> list[Finding]:
     if not wrong:
         return []
     result = "; ".join(f"{own} {list(has)}, wanted {list(wants)}" for own, (has, wants) in list(wrong.items())[:8])
-    if named := _by_name(wrong, config, files, result):
+    if named := _by_name(wrong, config, files, result, consumer):
         return [named]
     fc = next((own for own in wrong if _native(own) == "fc.weight"), None)
     says = f"{len(wrong)} tensors do not have the shape that config.json asks for"
@@ -108,7 +109,7 @@ def _shapes(folder: Path, raw: dict[str, Any]) -> list[Finding]:
 
 
 def _by_name(wrong: dict[str, tuple[tuple[int, ...], tuple[int, ...]]], config: DraftConfig, files: Mapping[str, Place],
-             result: str) -> Finding | None:
+             result: str, consumer: str | None) -> Finding | None:
     """Where the tensors that are of another shape say by themselves what went wrong."""
     names = {_native(own): own for own in wrong}
     where = [f"tensor {own}" for own in list(wrong)[:8]]
@@ -143,7 +144,7 @@ def _by_name(wrong: dict[str, tuple[tuple[int, ...], tuple[int, ...]]], config: 
             "config-flag", ["config head_dim"], f"the projections are made for heads {dim} wide, config.json says or implies "
             f"{config.head_dim}", "proven", "needs-serving", f"Write head_dim: {dim} (it is not hidden_size / heads here)",
             measured=measured, result=result, healthy=healthy, figures={"head_dim": config.head_dim, "rows": rows},
-            patch=Patch(config={"head_dim": dim}), config={name: {"head_dim": dim} for name in ("vllm@0.32", "sglang@0.5.23")})
+            patch=Patch(config={"head_dim": dim}), config=plain_keys(consumer, {"head_dim": dim}))
     return None
 
 

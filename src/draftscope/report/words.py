@@ -118,6 +118,8 @@ def effect(gain: Effect) -> list[str]:
 
 
 def recovery(finding: Finding) -> str:
+    if finding.recovery == "bounded" and finding.acceptance is None:
+        return "was not replayed"
     return {
         "replayed": "measured by replay of the requests on which no repair was chosen", "bounded": "replay bounds it",
         "needs-retraining": "needs retraining; replay cannot tell", "needs-serving": "needs serving again; replay cannot tell",

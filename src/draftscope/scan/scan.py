@@ -330,7 +330,7 @@ def _relative(file: Place | None, source: Source, name: str) -> str:
     if file is None or file == source.path:
         return name
     inner = str(file).removeprefix(str(source.path)).lstrip("/").rpartition("/")[0]
-    return f"{inner}/{name}" if inner else name
+    return f"{inner}/{name}" if inner and not name.startswith(f"{inner}/") else name
 
 
 def entries_of(

@@ -43,8 +43,8 @@ OTHERS = "others"
 
 
 def half_of(name: str) -> int:
-    """Which half of the sequences a sequence belongs to, by its name alone."""
-    return hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=1).digest()[0] & 1
+    """Which half of the sequences a sequence belongs to, by its name alone; folders in it do not count."""
+    return hashlib.blake2b(name.rpartition("/")[2].encode("utf-8", "surrogateescape"), digest_size=1).digest()[0] & 1
 
 
 @dataclass(slots=True)

@@ -135,6 +135,8 @@ def stated_order(files: Sequence[Place]) -> str:
 class FileSource(Generic[Item]):
     """Samples or traces from files, in the order of their numbers.
 
+    No two sequences of files of one name have one name: theirs begin with the folders below the source.
+
     Attributes:
         files: one item each, or several; some may turn out to be unreadable.
         skipped: what was passed over so far, each once.
@@ -154,6 +156,7 @@ class FileSource(Generic[Item]):
         self.path, self.format, self.meta = path, format, meta
         self.chosen = chosen or "format named by the user"
         self.files = files
+        self._alike = len({file.name for file in files}) < len(files)
         self.skipped = list(others)
         self.skip_bad = self.narrow = False
         self._passed: set[tuple[str, int]] = set()
@@ -192,7 +195,10 @@ class FileSource(Generic[Item]):
         finally:
             stopping.heed()
         for item in held if isinstance(held, list) else [held]:
-            if not isinstance(item, Skipped) and not self.narrow:
+            if isinstance(item, Skipped):
+                continue
+            item.name = self._named(file, item.name)
+            if not self.narrow:
                 widened(item, notes.append)
         for note in notes:
             if note not in self.notes and len(self.notes) < NOTES:
@@ -209,6 +215,16 @@ class FileSource(Generic[Item]):
             else:
                 self._pass(item)
         return good
+
+    def _named(self, file: Place, name: str) -> str:
+        """A sequence's name, with the folders below the source where another file's sequence may have the same."""
+        of_file = name.startswith(file.name)
+        if not (self._alike or (not of_file and len(self.files) > 1)):
+            return name
+        inner = str(file).removeprefix(str(self.path)).lstrip("/")
+        if of_file:
+            return inner + name.removeprefix(file.name)
+        return f"{inner}/{name}" if inner else name
 
     def skip(self, position: int, error: DraftscopeError) -> None:
         """Count a file as passed over, once."""
