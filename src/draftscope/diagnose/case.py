@@ -15,6 +15,7 @@ from draftscope.diagnose.cutting import head, spread, steps_of, wanted_rows
 from draftscope.diagnose.finite import count_nonfinite
 from draftscope.diagnose.source import open_source_draft
 from draftscope.eagle3.checkpoint import Checkpoint
+from draftscope.eagle3.depth import recorded_depth
 from draftscope.eagle3.tree import TreeShape, claimed_depth
 from draftscope.eagle3.tree import claimed as tree_of
 from draftscope.errors import DraftscopeError, UsageError
@@ -211,8 +212,8 @@ def open_case(inputs: Inputs, report: Callable[[str], None] = lambda _: None) ->
         case.serve = _fitting(case, inputs.serve, "traces", slots, width)
     if inputs.sweep is not None:
         _take_sweep(case, inputs.sweep)
-    claimed = None if case.serve is None else claimed_depth(case.serve.meta)
-    case.k = inputs.k or claimed or 3
+    told = None if case.serve is None else claimed_depth(case.serve.meta) or recorded_depth(s.steps for s in case.serve.sequences)
+    case.k = inputs.k or told or 3
     if inputs.k is None and case.serve is not None:
         case.tree = tree_of(case.serve.meta)
         if case.tree is not None:

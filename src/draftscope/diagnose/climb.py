@@ -17,6 +17,7 @@ from draftscope.diagnose.sampled import sampled, temperature
 from draftscope.diagnose.shape import by_context, given, shape
 from draftscope.diagnose.trials import gate_facts, reading_of, try_runtimes
 from draftscope.eagle3.acceptance import Counts, summarise
+from draftscope.eagle3.depth import clipped
 from draftscope.eagle3.reading import D2T, Reading
 from draftscope.eagle3.replayed import Replay, compare
 from draftscope.eagle3.stages import stages
@@ -57,6 +58,9 @@ def climb(examination: Examination) -> None:
     """Every rung that the inputs allow; a rung without data stays None."""
     case, m, ladder = examination.case, examination.m, examination.ladder
     if case.serve is not None:
+        if (said := clipped((s.steps.accepted for s in case.serve.sequences if s.steps is not None), case.k)) is not None:
+            examination.steps.append(f"measured: {said}")
+            examination.next.append(f"measured: {said}")
         examination.counted = counted_steps(case.serve.sequences, case.k, trees=case.tree is not None)
         if examination.counted is not None:
             examination.rungs["measured"] = counted = examination.counted
