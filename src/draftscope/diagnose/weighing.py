@@ -17,6 +17,17 @@ def worsens(effect: Effect | None) -> TypeGuard[Effect]:
     return effect.gain < -0.02 if effect.gain_interval is None else effect.gain_interval[1] < 0
 
 
+def changes(effect: Effect) -> str:
+    """What undoing brings, by the figures that there are: text of another's writing has no accept length."""
+    if effect.length_now is not None and effect.length_if_fixed is not None:
+        return f"accept length is {effect.length_if_fixed:.2f} in place of {effect.length_now:.2f}"
+    if effect.nll_now is not None and effect.nll_if_fixed is not None:
+        return f"-log p at the first position is {effect.nll_if_fixed:.2f} in place of {effect.nll_now:.2f}"
+    if effect.gain is not None:
+        return f"{effect.gain:+.2f} tokens are accepted a row"
+    return "acceptance is worse"
+
+
 def blame_the_recording(suspicion: Suspicion) -> None:
     """The engine's `fc` gave out what the right states give: not it, but the note of what it received is wrong."""
     suspicion.strength, suspicion.recording, suspicion.undo = "supported", True, None
@@ -29,8 +40,7 @@ def blame_the_recording(suspicion: Suspicion) -> None:
 
 def of_the_runtime(suspicion: Suspicion, effect: Effect, trained: bool | None) -> None:
     """What the engine does is known from its own rounds; that it departs from the training is not, where the draft likes it."""
-    cost = (f"undone, accept length is {effect.length_if_fixed or 0:.2f} in place of {effect.length_now or 0:.2f} on these "
-            "requests")
+    cost = f"undone, {changes(effect)} on these requests"
     if trained is None:
         suspicion.strength = "suspected"
         suspicion.caveats.append(f"{cost}: the draft may have been trained so; training states (--train) tell")
@@ -51,14 +61,11 @@ def not_the_cost(suspicion: Suspicion, effect: Effect) -> None:
             says="Leave the engine as it is. Correct the configuration, which another engine or version would obey, and confirm "
             "with training states (--train) what the draft was trained on."
         )
-        suspicion.caveats.append(
-            f"with the slots as the configuration says, accept length would be {effect.length_if_fixed:.2f} in place of "
-            f"{effect.length_now:.2f}"
-        )
+        suspicion.caveats.append(f"with the slots as the configuration says, {changes(effect)}")
     elif suspicion.fault == "weight-missing":
         suspicion.caveats.append(
-            f"the engine accepts more ({effect.length_now:.2f}) than this checkpoint would ({effect.length_if_fixed:.2f}): "
-            "perhaps the checkpoint given here is not the one that it serves"
+            f"the engine accepts more than this checkpoint would (with the checkpoint's weights {changes(effect)}): perhaps the "
+            "checkpoint given here is not the one that it serves"
         )
     else:
         suspicion.caveats.append("undoing it makes acceptance worse here: it is not what costs acceptance, or not alone")
