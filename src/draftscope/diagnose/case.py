@@ -102,7 +102,8 @@ class Selected:
         masked, empty, answer_tokens: loss masks over all samples read.
         begins_late: requests recorded from a later position than their first (a cached prefix): their history is not here.
         other_shape: sequences left out by their own slots and width, `SLOTSxWIDTH`, where the source's first has another.
-        nonfinite: (slot, rows, of, first name, first row); slot -1 is the last state.
+        looked: by slot, -1 being the last state, rows whose values were looked at; nonfinite: (slot, rows, of those looked at,
+            first name, first row).
         claimed_norm: what all samples say of their last state, `pre` or `post`; "" where they say nothing, or not the same.
         steps_cut: verify steps that lie beyond the rows taken; cut_at: the fewest rows that a request which lost some was cut to.
         checked: samples whose values were all looked at.
@@ -122,6 +123,7 @@ class Selected:
     answer_tokens: int = 0
     begins_late: int = 0
     other_shape: dict[str, int] = field(default_factory=dict)
+    looked: dict[int, int] = field(default_factory=dict)
     nonfinite: list[tuple[int, int, int, str, int]] = field(default_factory=list)
     checked: int = 0
     claimed_norm: str = ""

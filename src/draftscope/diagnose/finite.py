@@ -14,17 +14,15 @@ if TYPE_CHECKING:
 
 
 def count_nonfinite(selected: Selected, sequence: Sequence) -> None:
+    """Add a sequence's rows to those looked at in each slot, and note those that are not finite."""
+    found = {slot: (rows, name, first) for slot, rows, _, name, first in selected.nonfinite}
     for slot, states in states_of(sequence):
         bad = ~torch.isfinite(states).all(-1)
-        if not bad.any():
-            continue
-        rows, first = int(bad.sum()), int(bad.nonzero()[0])
-        for i, (known, count, of, name, row) in enumerate(selected.nonfinite):
-            if known == slot:
-                selected.nonfinite[i] = (known, count + rows, of + len(bad), name, row)
-                break
-        else:
-            selected.nonfinite.append((slot, rows, len(bad), sequence.name, first))
+        selected.looked[slot] = selected.looked.get(slot, 0) + len(bad)
+        if bad.any():
+            rows, name, first = found.get(slot, (0, sequence.name, int(bad.nonzero()[0])))
+            found[slot] = rows + int(bad.sum()), name, first
+    selected.nonfinite = [(slot, rows, selected.looked[slot], name, first) for slot, (rows, name, first) in found.items()]
 
 
 def states_of(sequence: Sequence) -> Iterator[tuple[int, torch.Tensor]]:
