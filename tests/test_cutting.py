@@ -76,6 +76,16 @@ def test_a_late_answer_of_a_training_sample_is_kept() -> None:
     assert spread([1, 0, 3000, 3000, 3000], 3000) == {2}
 
 
+def test_the_longest_training_sample_is_of_all_that_were_read(tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    for i, rows in enumerate([300, 1500, 300, 300]):
+        save_file({"hidden_states": torch.randn(rows, 2, 8), "token_ids": torch.arange(rows) % 200,
+                   "loss_mask": torch.ones(rows, dtype=torch.int64)}, tmp_path / "train" / f"hs_{i}.safetensors")
+    train = open_case(Inputs(train=tmp_path / "train", max_tokens=300)).train
+    assert train is not None and max(s.rows for s in train.sequences) == 300
+    assert train.longest == 1500
+
+
 def test_a_rung_without_rounds_accuses_nobody(tmp_path: Path) -> None:
     examination = Examination(open_case(Inputs(serve=capture(tmp_path / "short", (40, 4)))), lambda _: None)
     examination.rungs = {"served": NO_ROUNDS}

@@ -104,6 +104,7 @@ class Selected:
         other_shape: sequences left out by their own slots and width, `SLOTSxWIDTH`, where the source's first has another.
         looked: by slot, -1 being the last state, rows whose values were looked at; nonfinite: (slot, rows, of those looked at,
             first name, first row).
+        longest: rows of the longest sequence read, whether it was taken or not.
         claimed_norm: what all samples say of their last state, `pre` or `post`; "" where they say nothing, or not the same.
         steps_cut: verify steps that lie beyond the rows taken; cut_at: the fewest rows that a request which lost some was cut to.
         checked: samples whose values were all looked at.
@@ -125,6 +126,7 @@ class Selected:
     other_shape: dict[str, int] = field(default_factory=dict)
     looked: dict[int, int] = field(default_factory=dict)
     nonfinite: list[tuple[int, int, int, str, int]] = field(default_factory=list)
+    longest: int = 0
     checked: int = 0
     claimed_norm: str = ""
     texts: list[Text] = field(default_factory=list)
@@ -323,6 +325,7 @@ def _select(path: Place, kind: Kind, inputs: Inputs, slots: int | None, width: i
         if read <= INTEGRITY_BYTES:
             count_nonfinite(selected, sequence)
             selected.checked += 1
+        selected.longest = max(selected.longest, sequence.rows)
         usable = sequence.rows
         if own != shape:
             name = f"{own[0]}x{own[1]}"

@@ -180,8 +180,8 @@ def _gate(examination: Examination, ladder: Ladder) -> None:
     assert examination.case.serve is not None
     m.given = given(examination.case.serve.sequences)
     trained = examination.case.train
-    if trained is not None and not trained.rows_left_out:
-        m.lengths = by_context(examination.case.serve.sequences, max(s.rows for s in trained.sequences))
+    if trained is not None:
+        m.lengths = by_context(examination.case.serve.sequences, trained.longest)
     replayed = ladder.served(combine([], as_read))
     gate = replayed.gate()
     if gate is None:
