@@ -253,6 +253,10 @@ def _remarks(source: Source, first: Replay, readout: findings.Readout, parts: Ta
     text = first.text()
     if text["other"] and readout == "walk":
         said.append(f"{text['other']} of {len(first.sequences)} sequences were not written by the target and have no walk")
+    if text["unknown"]:
+        where = "the capture's `phase` tells it" if source.kind == "traces" else "a loss mask tells it"
+        said.append(f"nothing says where answers begin in {text['unknown']} of {len(first.sequences)} sequences, so that it is "
+                    f"unknown who wrote them, and they have no walk: {where}")
     if text["recorded"]:
         lacking = "no target at hand" if parts is None else "no last states in the capture"
         said.append(f"the served text is taken as it stands: {lacking} to test it with")

@@ -151,6 +151,7 @@ class Case:
 
     Attributes:
         target: None where only its parts are at hand; recorded: its states at every boundary, where an engine made them.
+        answers: by name, where the answer stands [T'] in served requests of which the capture does not say it; for replay alone.
         counted: by side, files whose rows do not fit their tokens; where none does, the side itself is None.
         tree: None where chains are replayed, of length k.
         found: what is wrong with a checkpoint that can be read but not opened (`checkpoint` is then None), or only just.
@@ -167,6 +168,7 @@ class Case:
     parts: TargetParts | None = None
     k: int = 3
     tree: TreeShape | None = None
+    answers: dict[str, Tensor] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     counted: dict[str, Counted] = field(default_factory=dict)
     found: list[Finding] = field(default_factory=list)

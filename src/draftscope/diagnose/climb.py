@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from draftscope.diagnose.beginnings import find_answers
 from draftscope.diagnose.case import Selected
 from draftscope.diagnose.explaining import explain_engine, explain_file
 from draftscope.diagnose.ladder import Ladder, Repair, as_meant, combine, without_embedding
@@ -79,6 +80,7 @@ def climb(examination: Examination) -> None:
             examination.next.append(f"{NOT_REPLAYED}: {', '.join(unfit[:3])} of its checkpoint cannot be used")
         return
     examination.report("replaying the draft")
+    find_answers(examination)
     repair = as_meant(m)
     for side, run in (("train", _trained), ("serve", _served)):
         given = m.shapes.get(side)

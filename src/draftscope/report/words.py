@@ -259,10 +259,12 @@ def matched(facts: Mapping[str, Any]) -> list[str]:
         text = left.get(key)
         if isinstance(text, Mapping) and {"own", "other", "recorded"} <= text.keys():
             del left[key]
-            if not text["other"] and not text["recorded"]:
+            unknown = text.get("unknown", 0)
+            if not text["other"] and not text["recorded"] and not unknown:
                 continue
             lines.append(f"{name}: {count(text['own'], 'sequence')} of the target's own writing, {text['other']:,} of another's, "
-                         f"{text['recorded']:,} taken as recorded")
+                         f"{text['recorded']:,} taken as recorded"
+                         + (f", {unknown:,} of unknown authors (nothing says where answers begin)" if unknown else ""))
     if reference := left.pop("reference", None):
         lines.append(visible(f"what the slots should hold: after {reference}"))
     return lines + [visible(f"{name}: {value}") for name, value in pairs(left)]
