@@ -248,8 +248,10 @@ def _open_questions(examination: Examination, findings: list[Finding]) -> list[s
                     "moved about, of other requests, or in another basis; capture one request alone and compare"
                 )
     train = m.train
-    if train is not None and train.last is not None and m.layers is not None and train.last.boundary != m.layers:
-        questions.append(f"train:last is not the last state but {_is(train.last)}: look at how the trainer reads the file")
+    if train is not None and train.last is not None and m.layers is not None and train.last.boundary != m.layers and (
+            train.where(-1) not in named):
+        held = "holds no state of this target" if train.last.boundary is None else f"is not the last state but {_is(train.last)}"
+        questions.append(f"{train.where(-1)} {held}: look at how the trainer reads the file")
     if m.serve is None or m.serve.proof != "sweep":
         questions.append("the serving slots were not placed: that takes a capture (--serve) and the target's weights (--target)")
     elif not m.reference:
