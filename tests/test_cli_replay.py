@@ -103,6 +103,19 @@ def test_a_capture_passes_the_gate_and_its_faults_are_undone_by_name(tmp_path: P
     assert engine.length == pytest.approx(float((counts + 1).double().mean()), abs=0.25) and engine.rounds <= len(counts)
 
 
+def test_k_is_what_was_recorded_where_nothing_claims_it(tmp_path: Path, draft: Draft, sequences: list) -> None:
+    folder = save_draft(tmp_path / "draft", draft)
+    short = [replace(s, steps=replace(s.steps, drafted=s.steps.drafted[:, :2], accepted=s.steps.accepted.clamp(max=2)))
+             for s in sequences]
+    claimed = counterfactuals([folder], save_capture(tmp_path / "claimed", short, k=2))
+    bare = counterfactuals([folder], save_capture(tmp_path / "bare", short, k=None))
+    assert (bare.k, bare.rungs[0].joint) == (2, claimed.rungs[0].joint) and not any("give --k" in note for note in bare.notes)
+    counts = torch.cat([s.steps.accepted for s in short])
+    clipped = counterfactuals([folder], tmp_path / "bare", k=1)
+    assert any(f"{int((counts > 1).sum())} of {len(counts)} recorded steps accepted more than K = 1" in note
+               for note in clipped.notes), clipped.notes
+
+
 def test_several_drafts_on_training_states_with_the_targets_ends(tmp_path: Path, draft: Draft, sequences: list) -> None:
     other = small_draft(2, norm_before_residual=True)
     target, head = save_parts(tmp_path / "target", draft.embedding)

@@ -236,7 +236,7 @@ def test_text_can_be_overridden_and_is_not_guessed() -> None:
     assert replay(draft, [sequence], parts=parts, k=K, text="other").sequences[0].walk is None
     sequence.answer = None
     unknown = replay(draft, [sequence], parts=parts, k=K).sequences[0]
-    assert unknown.written == "other" and len(unknown.answer.rows) == len(sequence.token_ids) - 2
+    assert unknown.written == "unknown" and len(unknown.answer.rows) == len(sequence.token_ids) - 2
     sequence.last = None
     with pytest.raises(UsageError, match="without a loss mask"):
         replay(draft, [sequence], parts=parts, k=K)

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from tiny import DRAFT, TARGET, tiny_rig
 
 from draftscope.compare.rowwise import blocks_alone, blocks_of
+from draftscope.diagnose.case import Inputs
+from draftscope.diagnose.run import diagnose
+from draftscope.faults import fault
 from draftscope.faults.facts_rows import Counted, SlotRows
-from draftscope.faults.rowcause import cause_of, displaced
+from draftscope.faults.plant import Plant
+from draftscope.faults.rowcause import cause_of, displaced, phases
 
 ROWS = torch.randn(32, 32, generator=torch.Generator().manual_seed(0))
 
@@ -53,6 +61,29 @@ def test_counts_of_rows() -> None:
 ])
 def test_what_rows_speak_for(rows: SlotRows, cause: str | None) -> None:
     assert cause_of(rows) == cause
+
+
+@pytest.mark.parametrize(("verify", "said"), [
+    ({}, ""), ({"zeros": 0, "right": 0}, ", only in prefill rows"), ({"zeros": 50, "right": 9}, ", only in verify steps"),
+    ({"zeros": 20}, ", in both phases"),
+])
+def test_phases_are_named_where_they_are_known(verify: dict[str, int], said: str) -> None:
+    assert phases([SlotRows(0, 2, {"right": 50, "zeros": 50}, verify=verify)], "zeros") == said
+
+
+@pytest.mark.parametrize(("fault_name", "variant"), [
+    ("req-mix", "of the next request, every fourth row"), ("graph-capture", "zeros in verify rows"),
+    ("capture-alias", "a later state in some rows")])
+def test_a_capture_without_phases_has_none_named(fault_name: str, variant: str, tmp_path: Path) -> None:
+    run = tiny_rig(8, 32).run(fault(fault_name).make(Plant.healthy((2, 4, 5)), variant), tmp_path / "run")
+    (tmp_path / "bare").mkdir()
+    for path in run.serve.glob("*.safetensors"):
+        tensors = load_file(path)
+        kept = tensors["accepted"].bool()
+        save_file({name: tensors[name][kept].contiguous() for name in ("fc_input", "token_ids")}, tmp_path / "bare" / path.name)
+    found = diagnose(Inputs(serve=tmp_path / "bare", draft=DRAFT, target=TARGET))
+    assert found.findings[0].fault == fault_name, [one.says for one in found.findings]
+    assert not any(word in found.findings[0].says for word in ("prefill", "verify", "phase")), found.findings[0].says
 
 
 def test_a_distance_is_one_that_most_share() -> None:

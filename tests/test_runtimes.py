@@ -15,7 +15,8 @@ from serving import K, Server, served, small_draft
 from tiny import tiny_rig
 from torch import Tensor
 
-from draftscope.diagnose.case import Inputs, _head
+from draftscope.diagnose.case import Inputs
+from draftscope.diagnose.cutting import head
 from draftscope.diagnose.likeness import Recorded, likeness
 from draftscope.diagnose.run import Examination, diagnose
 from draftscope.diagnose.shape import by_context
@@ -350,7 +351,7 @@ def test_a_long_sequence_keeps_its_inputs_and_trees_when_cut() -> None:
     assert whole.steps is not None
     parents = torch.tensor([[-1, 0, 1]]).expand(len(whole.steps.start), -1)
     whole = replace(whole, inputs=whole.token_ids[1:] + 0, steps=replace(whole.steps, parents=parents))
-    cut = _head(whole, 12)
+    cut = head(whole, 12)
     assert cut.rows == 12 and cut.steps is not None and cut.steps.parents is not None
     assert torch.equal(cut.draft_inputs(11), whole.token_ids[1:12])
     assert len(cut.steps.start) == len(cut.steps.parents) == int((whole.steps.start < 11).sum())

@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
 
 from draftscope import findings
 from draftscope.consumers import effective
 from draftscope.eagle3.acceptance import Difference
 from draftscope.eagle3.checkpoint import Checkpoint, build_draft, load_checkpoint
+from draftscope.eagle3.depth import clipped, recorded_depth
 from draftscope.eagle3.edits import Edits
 from draftscope.eagle3.matching import Text
 from draftscope.eagle3.reading import Reading
@@ -121,7 +123,7 @@ def counterfactuals(
         sets: each is one counterfactual, of one or more `KEY=VALUE` separated by blanks.
         consumer: whose reading of the checkpoints the edits start from; None = the checkpoint's own dialect.
         k: length of the drafted chains; tree: shape of the trees drafted instead. Neither: as the capture says of itself, else
-            chains of 3.
+            as its steps show, else chains of 3.
         readout: None = the walk where the target wrote the text, else the recorded steps, else all rows.
         max_tokens: stop after the sequence that reaches so many feature rows.
         format, skip_bad: how the states are read, as in `open_source`.
@@ -137,11 +139,15 @@ def counterfactuals(
     source = open_source(place(states), format, skip_bad=skip_bad)
     if tree is None and k is None:
         tree = claimed(source.meta)
-    depth = tree.steps if tree is not None else k or claimed_depth(source.meta) or DEFAULT_K
+    if tree is not None:
+        depth = tree.steps
+    else:
+        depth = k or claimed_depth(source.meta) or _recorded_depth(source, max_tokens) or DEFAULT_K
     result = Replays(schema="draftscope.replay/1", states=str(place(states)), k=depth,
                      tree=None if tree is None else Tree(topk=tree.topk, steps=tree.steps, nodes=tree.nodes))
     done: list[tuple[ReplayRung, Replay]] = []
     chosen = readout
+    counts: dict[str, Tensor] = {}
     for folder in map(place, drafts):
         checkpoint = load_checkpoint(folder, target_layers=None if parts is None else parts.layers)
         base = Reading()
@@ -159,7 +165,7 @@ def counterfactuals(
                     remedy="Give the target (--target DIR; its embedding, final norm and head are enough)",
                 )
             report(f"{folder}{''.join(f' {word}' for word in edit.words)}")
-            rows = (edit.apply(one) for one in _sequences(source, checkpoint, max_tokens))
+            rows = (edit.apply(one) for one in _sequences(source, checkpoint, max_tokens, counts))
             run = replay(draft, rows, parts=parts, k=depth, tree=tree, text=text, on_tokens=on_tokens)
             if not run.sequences:
                 raise DraftscopeError("holds no sequence", where=str(states), remedy="There is nothing to replay")
@@ -172,10 +178,29 @@ def counterfactuals(
         rung.change, rung.nll_change = Change.of(lengths), Change.of(nlls)
     result.rungs = [rung for rung, _ in done]
     result.notes += _remarks(source, done[0][1], chosen, parts)
+    if (said := clipped(counts.values(), depth)) is not None:
+        result.notes.append(said)
     return result
 
 
-def _sequences(source: Source, checkpoint: Checkpoint, max_tokens: int | None) -> Iterator[Rows]:
+def _recorded_depth(source: Source, max_tokens: int | None) -> int | None:
+    """K as the steps of the requests to be replayed show it; training states have none."""
+    if source.kind != "traces":
+        return None
+
+    def recorded() -> Iterator[Trace]:
+        rows = 0
+        for item in source:
+            if max_tokens is not None and rows >= max_tokens:
+                return
+            rows += len(item.token_ids)
+            yield item
+
+    return recorded_depth(recorded())
+
+
+def _sequences(source: Source, checkpoint: Checkpoint, max_tokens: int | None, counts: dict[str, Tensor]) -> Iterator[Rows]:
+    """The rows to replay; `counts` takes in what was recorded as accepted, by name."""
     slots = checkpoint.config.slots
     rows = 0
     for item in source:
@@ -183,6 +208,8 @@ def _sequences(source: Source, checkpoint: Checkpoint, max_tokens: int | None) -
             return
         sequence = _sequence(item, slots, checkpoint)
         rows += sequence.rows
+        if sequence.steps is not None:
+            counts[sequence.name] = sequence.steps.accepted
         yield sequence
 
 
@@ -226,6 +253,10 @@ def _remarks(source: Source, first: Replay, readout: findings.Readout, parts: Ta
     text = first.text()
     if text["other"] and readout == "walk":
         said.append(f"{text['other']} of {len(first.sequences)} sequences were not written by the target and have no walk")
+    if text["unknown"]:
+        where = "the capture's `phase` tells it" if source.kind == "traces" else "a loss mask tells it"
+        said.append(f"nothing says where answers begin in {text['unknown']} of {len(first.sequences)} sequences, so that it is "
+                    f"unknown who wrote them, and they have no walk: {where}")
     if text["recorded"]:
         lacking = "no target at hand" if parts is None else "no last states in the capture"
         said.append(f"the served text is taken as it stands: {lacking} to test it with")

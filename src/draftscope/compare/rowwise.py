@@ -71,12 +71,14 @@ class Rowwise:
         self.names: list[str] = []
         self.states: dict[int, list[Tensor]] = defaultdict(list)  # the target's own, by boundary
         self.prompts: list[int] = []
+        self.phased = True  # whether every sequence tells rows of verify steps from those of prefills
 
     def update(self, sequence: Sequence, swept: Sweep) -> None:
         """Take in a sequence [T rows] and the target's states over its tokens."""
         number = len(self.names)
         self.names.append(sequence.name)
         rows = sequence.rows
+        self.phased &= sequence.steps is not None and sequence.answer is not None
         verify = _verify(sequence)
         self.prompts.append(int((~verify).sum()))
         for boundary in {slot.wanted for slot in self.slots.values()}:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from collections.abc import Sequence as Several
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from draftscope.diagnose.counting import count_rows
+from draftscope.diagnose.cutting import head, spread, steps_of, wanted_rows
+from draftscope.diagnose.finite import count_nonfinite
 from draftscope.diagnose.source import open_source_draft
 from draftscope.eagle3.checkpoint import Checkpoint
+from draftscope.eagle3.depth import recorded_depth
 from draftscope.eagle3.tree import TreeShape, claimed_depth
 from draftscope.eagle3.tree import claimed as tree_of
 from draftscope.errors import DraftscopeError, UsageError
@@ -28,7 +30,6 @@ from draftscope.target.parts import TargetParts, read_parts
 from draftscope.target.recorded import RecordedSweep
 
 INTEGRITY_BYTES = 512 << 20
-LONGEST = 1024
 TEXT_TOKENS = 4 << 20
 
 
@@ -101,8 +102,11 @@ class Selected:
         masked, empty, answer_tokens: loss masks over all samples read.
         begins_late: requests recorded from a later position than their first (a cached prefix): their history is not here.
         other_shape: sequences left out by their own slots and width, `SLOTSxWIDTH`, where the source's first has another.
-        nonfinite: (slot, rows, of, first name, first row); slot -1 is the last state.
+        looked: by slot, -1 being the last state, rows whose values were looked at; nonfinite: (slot, rows, of those looked at,
+            first name, first row).
+        longest: rows of the longest sequence read, whether it was taken or not.
         claimed_norm: what all samples say of their last state, `pre` or `post`; "" where they say nothing, or not the same.
+        steps_cut: verify steps that lie beyond the rows taken; cut_at: the fewest rows that a request which lost some was cut to.
         checked: samples whose values were all looked at.
         texts: of every sample or request read, up to `TEXT_TOKENS` tokens together.
     """
@@ -111,6 +115,8 @@ class Selected:
     sequences: list[Sequence] = field(default_factory=list)
     total: int = 0
     rows_left_out: int = 0
+    steps_cut: int = 0
+    cut_at: int = 0
     labels: tuple[str, ...] = ()
     meta: dict[str, Any] = field(default_factory=dict)
     masked: int = 0
@@ -118,7 +124,9 @@ class Selected:
     answer_tokens: int = 0
     begins_late: int = 0
     other_shape: dict[str, int] = field(default_factory=dict)
+    looked: dict[int, int] = field(default_factory=dict)
     nonfinite: list[tuple[int, int, int, str, int]] = field(default_factory=list)
+    longest: int = 0
     checked: int = 0
     claimed_norm: str = ""
     texts: list[Text] = field(default_factory=list)
@@ -127,6 +135,15 @@ class Selected:
     def rows(self) -> int:
         return sum(sequence.rows for sequence in self.sequences)
 
+    def take(self, sequence: Sequence, rows: int) -> Sequence:
+        """Take in the first rows of a sequence, and count what is cut away with the others."""
+        taken = head(sequence, rows)
+        self.rows_left_out += sequence.rows - taken.rows
+        if lost := steps_of(sequence) - steps_of(taken):
+            self.steps_cut, self.cut_at = self.steps_cut + lost, min(self.cut_at or taken.rows, taken.rows)
+        self.sequences.append(taken)
+        return taken
+
 
 @dataclass(slots=True)
 class Case:
@@ -134,6 +151,7 @@ class Case:
 
     Attributes:
         target: None where only its parts are at hand; recorded: its states at every boundary, where an engine made them.
+        answers: by name, where the answer stands [T'] in served requests of which the capture does not say it; for replay alone.
         counted: by side, files whose rows do not fit their tokens; where none does, the side itself is None.
         tree: None where chains are replayed, of length k.
         found: what is wrong with a checkpoint that can be read but not opened (`checkpoint` is then None), or only just.
@@ -150,6 +168,7 @@ class Case:
     parts: TargetParts | None = None
     k: int = 3
     tree: TreeShape | None = None
+    answers: dict[str, Tensor] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     counted: dict[str, Counted] = field(default_factory=dict)
     found: list[Finding] = field(default_factory=list)
@@ -199,8 +218,8 @@ def open_case(inputs: Inputs, report: Callable[[str], None] = lambda _: None) ->
         case.serve = _fitting(case, inputs.serve, "traces", slots, width)
     if inputs.sweep is not None:
         _take_sweep(case, inputs.sweep)
-    claimed = None if case.serve is None else claimed_depth(case.serve.meta)
-    case.k = inputs.k or claimed or 3
+    told = None if case.serve is None else claimed_depth(case.serve.meta) or recorded_depth(s.steps for s in case.serve.sequences)
+    case.k = inputs.k or told or 3
     if inputs.k is None and case.serve is not None:
         case.tree = tree_of(case.serve.meta)
         if case.tree is not None:
@@ -235,10 +254,15 @@ def _take_sweep(case: Case, folder: Place) -> None:
         if selected is None:
             continue
         rows = {s.name: case.recorded.covered(s.token_ids[: s.rows]) for s in selected.sequences}
-        cut = [_head(s, rows[s.name]) for s in selected.sequences if rows[s.name] > 1]
-        if cut:
-            left = selected.rows - sum(s.rows for s in cut)
-            selected.sequences, selected.rows_left_out = cut, selected.rows_left_out + left
+        if any(count > 1 for count in rows.values()):
+            whole, before = selected.sequences, selected.rows_left_out
+            selected.sequences = []
+            for sequence in whole:
+                if rows[sequence.name] > 1:
+                    selected.take(sequence, rows[sequence.name])
+                else:
+                    selected.rows_left_out += sequence.rows
+            left = selected.rows_left_out - before
             case.notes.append(f"sweep: covers {selected.rows} rows of the {name}" + (f"; {left} were left out" if left else ""))
         else:
             case.notes.append(f"sweep: covers no row of the {name}")
@@ -301,8 +325,9 @@ def _select(path: Place, kind: Kind, inputs: Inputs, slots: int | None, width: i
         shape = shape or own
         read += sequence.features.nbytes
         if read <= INTEGRITY_BYTES:
-            _count_nonfinite(selected, sequence)
+            count_nonfinite(selected, sequence)
             selected.checked += 1
+        selected.longest = max(selected.longest, sequence.rows)
         usable = sequence.rows
         if own != shape:
             name = f"{own[0]}x{own[1]}"
@@ -311,18 +336,16 @@ def _select(path: Place, kind: Kind, inputs: Inputs, slots: int | None, width: i
         elif sequence.rows and int(sequence.positions[0]) != 0:
             selected.begins_late += 1
             usable = 0
-        lengths.append(usable)
+        lengths.append(min(usable, wanted_rows(sequence, inputs.max_tokens)))
     selected.total = len(lengths)
     selected.claimed_norm = claims.pop() if len(claims) == 1 else ""
-    chosen = _spread(lengths, inputs.max_tokens)
+    chosen = spread(lengths, inputs.max_tokens)
     for position, item in enumerate(source):
         if position in chosen:
             sequence = _sequence(item, slots, width, path)
-            taken = _head(sequence, LONGEST)
-            selected.rows_left_out += sequence.rows - taken.rows
-            selected.sequences.append(taken)
+            taken = selected.take(sequence, lengths[position])
             if position >= selected.checked:
-                _count_nonfinite(selected, taken)
+                count_nonfinite(selected, taken)
     if not selected.sequences:
         why = "holds no sequence of two or more rows"
         if selected.begins_late:
@@ -335,16 +358,6 @@ def _sequence(item: Sample | Trace, slots: int | None, width: int | None, path: 
     if isinstance(item, Sample):
         return from_sample(item)
     return from_trace(item, _slots_of(item, slots, width, path))
-
-
-def _spread(lengths: list[int], rows: int) -> set[int]:
-    """Positions of sequences, evenly spread, that together hold about `rows` rows; at least one."""
-    usable = [i for i, length in enumerate(lengths) if length > 1]
-    cut = sum(min(lengths[i], LONGEST) for i in usable)
-    if cut <= rows:
-        return set(usable)
-    count = max(1, round(len(usable) * rows / cut))
-    return {usable[int(i * len(usable) / count)] for i in range(count)}
 
 
 def _slots_of(trace: Trace, slots: int | None, width: int | None, path: Place) -> int:
@@ -360,41 +373,3 @@ def _slots_of(trace: Trace, slots: int | None, width: int | None, path: Place) -
         where=f"{path}: {trace.name}: fc_input",
         remedy="Give --draft or --target, which say how wide a slot is",
     )
-
-
-def _head(sequence: Sequence, rows: int) -> Sequence:
-    """The first rows of a long sequence, its steps cut with it."""
-    if sequence.rows <= rows:
-        return sequence
-    steps = sequence.steps
-    if steps is not None:
-        kept = steps.start < rows - 1
-        steps = replace(steps, **{
-            name: values[kept] for name in ("start", "drafted", "accepted", "states", "parents")
-            if (values := getattr(steps, name)) is not None
-        })
-    by_row = {name: values[:rows] for name in ("token_ids", "features", "last", "answer", "positions", "fc_output", "inputs")
-              if (values := getattr(sequence, name)) is not None}
-    return replace(sequence, steps=steps, **by_row)
-
-
-def _count_nonfinite(selected: Selected, sequence: Sequence) -> None:
-    for slot, states in states_of(sequence):
-        bad = ~torch.isfinite(states).all(-1)
-        if not bad.any():
-            continue
-        rows, first = int(bad.sum()), int(bad.nonzero()[0])
-        for i, (known, count, of, name, row) in enumerate(selected.nonfinite):
-            if known == slot:
-                selected.nonfinite[i] = (known, count + rows, of + len(bad), name, row)
-                break
-        else:
-            selected.nonfinite.append((slot, rows, len(bad), sequence.name, first))
-
-
-def states_of(sequence: Sequence) -> Iterator[tuple[int, torch.Tensor]]:
-    """By slot its rows [T, Ht]; the last state is slot -1."""
-    for slot in range(sequence.features.shape[1]):
-        yield slot, sequence.features[:, slot]
-    if sequence.last is not None:
-        yield -1, sequence.last

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from draftscope.diagnose.beginnings import find_answers
 from draftscope.diagnose.case import Selected
 from draftscope.diagnose.explaining import explain_engine, explain_file
 from draftscope.diagnose.ladder import Ladder, Repair, as_meant, combine, without_embedding
@@ -17,6 +18,7 @@ from draftscope.diagnose.sampled import sampled, temperature
 from draftscope.diagnose.shape import by_context, given, shape
 from draftscope.diagnose.trials import reading_of, try_runtimes
 from draftscope.eagle3.acceptance import Counts, summarise
+from draftscope.eagle3.depth import clipped
 from draftscope.eagle3.reading import D2T, Reading
 from draftscope.eagle3.replayed import Replay, compare
 from draftscope.eagle3.stages import stages
@@ -58,6 +60,9 @@ def climb(examination: Examination) -> None:
     """Every rung that the inputs allow; a rung without data stays None."""
     case, m, ladder = examination.case, examination.m, examination.ladder
     if case.serve is not None:
+        if (said := clipped((s.steps.accepted for s in case.serve.sequences if s.steps is not None), case.k)) is not None:
+            examination.steps.append(f"measured: {said}")
+            examination.next.append(f"measured: {said}")
         examination.counted = counted_steps(case.serve.sequences, case.k, trees=case.tree is not None)
         if examination.counted is not None:
             examination.rungs["measured"] = counted = examination.counted
@@ -76,6 +81,7 @@ def climb(examination: Examination) -> None:
             examination.next.append(f"{NOT_REPLAYED}: {', '.join(unfit[:3])} of its checkpoint cannot be used")
         return
     examination.report("replaying the draft")
+    find_answers(examination)
     repair = as_meant(m)
     for side, run in (("train", _trained), ("serve", _served)):
         given = m.shapes.get(side)
@@ -177,8 +183,8 @@ def _gate(examination: Examination, ladder: Ladder) -> None:
     assert examination.case.serve is not None
     m.given = given(examination.case.serve.sequences)
     trained = examination.case.train
-    if trained is not None and not trained.rows_left_out:
-        m.lengths = by_context(examination.case.serve.sequences, max(s.rows for s in trained.sequences))
+    if trained is not None:
+        m.lengths = by_context(examination.case.serve.sequences, trained.longest)
     replayed = ladder.served(combine([], as_read))
     gate = replayed.gate()
     if gate is None:

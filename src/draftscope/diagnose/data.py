@@ -36,7 +36,7 @@ def look(examination: Examination) -> None:
     train = [] if case.train is None else case.train.texts
     serve = [] if case.serve is None else case.serve.texts
     wanted = train or serve or case.inputs.conversations is not None
-    examination.tokenizer = tokenizer = _tokenizer(examination) if wanted else None
+    examination.tokenizer = tokenizer = tokenizer_of(examination) if wanted else None
     markers = of_template(tokenizer) if tokenizer is not None else None
     if markers is None and serve:
         markers = of_requests(*_requests(serve), case.target.stop_ids if case.target is not None else frozenset())
@@ -57,7 +57,7 @@ def look(examination: Examination) -> None:
     _leaks(examination, markers)
 
 
-def _tokenizer(examination: Examination) -> Any:
+def tokenizer_of(examination: Examination) -> Any:
     """The target's, where its folder has one; None without."""
     case = examination.case
     if case.target is not None:

@@ -219,7 +219,8 @@ class Ladder:
         if last is None and self.serve is not None:
             # What the target would say needs its last state, and the sweep over the same tokens has it.
             last = self.serve.last[sequence.name]
-        return replace(sequence, features=features, last=last, inputs=None if repair.given else sequence.inputs)
+        answer = self.case.answers.get(sequence.name) if sequence.answer is None else sequence.answer
+        return replace(sequence, features=features, last=last, answer=answer, inputs=None if repair.given else sequence.inputs)
 
     def own(self, sequence: Sequence) -> Tensor:
         """The target's own states [T, S, H], as the reference has them: with its factor, its lag, after the norm or before."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from draftscope.diagnose.case import Case, Selected, states_of
+from draftscope.diagnose.case import Case, Selected
+from draftscope.diagnose.finite import states_of
 from draftscope.findings import Norms, RowNorms, SlotNorms
 from draftscope.scan.accumulators import Counts
 from draftscope.scan.accumulators import Norms as Accumulated

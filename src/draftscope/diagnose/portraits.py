@@ -8,7 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from draftscope.diagnose.case import Case, Selected, states_of
+from draftscope.diagnose.case import Case, Selected
+from draftscope.diagnose.finite import states_of
 from draftscope.scan.accumulators import Dimensions, Outliers, finite_rows
 from draftscope.scan.tally import classes_of
 from draftscope.views import SlotChannels, SlotComponents

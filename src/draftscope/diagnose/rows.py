@@ -137,8 +137,8 @@ def _slot_rows(slot: int, held: Slot, gathered: Rowwise) -> SlotRows:
         number, zeros = held.zeros[0]
         example = f"{gathered.names[number]}, row {zeros[0]}"
     return SlotRows(
-        slot, held.wanted, dict(held.kinds), dict(held.verify), dict(held.places), held.later, dict(held.offsets), held.steps,
-        gathered.of_step_before(held), held.beside, held.whole,
+        slot, held.wanted, dict(held.kinds), dict(held.verify) if gathered.phased else {}, dict(held.places), held.later,
+        dict(held.offsets), held.steps, gathered.of_step_before(held), held.beside, held.whole,
         gathered.shard(held) or gathered.turned(held), example,
     )
 

@@ -18,6 +18,7 @@ from draftscope.diagnose.case import Case, Inputs, Selected, open_case
 from draftscope.diagnose.checkpoint import compare_source, covered, read_files
 from draftscope.diagnose.climb import climb
 from draftscope.diagnose.contradictions import Contradiction, contradict, hedge, stands
+from draftscope.diagnose.cutting import beyond
 from draftscope.diagnose.data import look
 from draftscope.diagnose.effects import costs
 from draftscope.diagnose.explain import explain
@@ -220,6 +221,11 @@ class Examination:
                     f"{selected.begins_late} requests were recorded from a later position than their first token (a cached "
                     "prefix) and left out: capture with the prefix cache off"
                 )
+            if selected.steps_cut:
+                self.next.append(
+                    f"{beyond(selected.steps_cut, selected.cut_at)} and were left out: take more rows (--max-tokens, now "
+                    f"{case.inputs.max_tokens})"
+                )
         if case.checkpoint is not None:
             m.shapes["draft"] = case.checkpoint.config.slots
         self._check_widths()
@@ -378,6 +384,7 @@ def _matched(selected: Selected) -> dict[str, Any]:
         "rows_cut": selected.rows_left_out,
         "skipped": reasons,
         "steps": steps,
+        "steps_cut": selected.steps_cut,
         "format": selected.source.format,
     }
 

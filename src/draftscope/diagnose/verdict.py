@@ -8,15 +8,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from draftscope.diagnose.confidence import confidence_of
+from draftscope.diagnose.cutting import beyond
 from draftscope.diagnose.effects import Costs, left_out, loss, mending, trained_so
 from draftscope.diagnose.norms import measure_norms
 from draftscope.diagnose.power import NOTICEABLE, UNPAIRED, paired, power_of
 from draftscope.diagnose.reference import explained
 from draftscope.diagnose.views import views
+from draftscope.diagnose.weighing import blame_the_recording, not_the_cost, of_the_runtime, worsens
 from draftscope.faults import FAULTS, fault
 from draftscope.faults.base import Suspicion, verdict_of
 from draftscope.faults.measurements import OTHER, SAME, TRAINED, Measurements
-from draftscope.findings import STRONGEST_FIRST, Diagnosis, Effect, Finding, Fix, Ladder, Mended, Placed, Rung, Verdict
+from draftscope.findings import STRONGEST_FIRST, Diagnosis, Effect, Finding, Ladder, Mended, Placed, Rung, Verdict
 
 if TYPE_CHECKING:
     from draftscope.diagnose.run import Examination
@@ -142,15 +144,15 @@ def _weigh(judged: Judged, examination: Examination) -> None:
     suspicion, effect, m = judged.suspicion, judged.effect, examination.m
     by_slot = suspicion.fault in BY_SLOT and not suspicion.runtime
     if misrecorded(m) and by_slot and suspicion.side == "serve":
-        _blame_the_recording(suspicion)
+        blame_the_recording(suspicion)
         return
-    if _worsens(effect) and suspicion.runtime and suspicion.undo is not None and examination.ladder is not None:
+    if worsens(effect) and suspicion.runtime and suspicion.undo is not None and examination.ladder is not None:
         known = "trained" in examination.rungs  # else the training states do not fit the draft
-        _of_the_runtime(judged, trained_so(examination.ladder, suspicion.undo, examination.as_read,
-                                           examination.case.inputs.seed) if known else None)
+        of_the_runtime(suspicion, effect, trained_so(examination.ladder, suspicion.undo, examination.as_read,
+                                                     examination.case.inputs.seed) if known else None)
         return
-    if _worsens(effect) and (not by_slot or m.reference_from != TRAINED):
-        _not_the_cost(judged)
+    if worsens(effect) and (not by_slot or m.reference_from != TRAINED):
+        not_the_cost(suspicion, effect)
         return
     if not by_slot or suspicion.strength != "proven" or m.reference_from == TRAINED:
         return
@@ -161,66 +163,6 @@ def _weigh(judged: Judged, examination: Examination) -> None:
         "what the draft was trained on was not given (--train): the reference is what its configuration says" if m.train is None
         else "the reference is what the draft's configuration says: the training files given hold something else"
     )
-
-
-def _worsens(effect: Effect | None) -> bool:
-    """Whether undoing makes acceptance worse, beyond chance; without a paired gain by the lengths alone."""
-    if effect is None:
-        return False
-    if effect.gain is None:
-        return effect.length_now is not None and (effect.length_if_fixed or 0) < effect.length_now - 0.02
-    return effect.gain < -0.02 if effect.gain_interval is None else effect.gain_interval[1] < 0
-
-
-def _blame_the_recording(suspicion: Suspicion) -> None:
-    """The engine's `fc` gave out what the right states give: not it, but the note of what it received is wrong."""
-    suspicion.strength, suspicion.recording, suspicion.undo = "supported", True, None
-    suspicion.says += (
-        "; but the engine's fc gave out what it gives on the right states, so that it is the recording of its input that is wrong"
-    )
-    suspicion.fix = Fix(says="Mend what records fc_input (order of slots, row against row) and capture again: the engine itself "
-                        "was fed rightly.")
-
-
-def _of_the_runtime(judged: Judged, trained: bool | None) -> None:
-    """What the engine does is known from its own rounds; that it departs from the training is not, where the draft likes it."""
-    suspicion, effect = judged.suspicion, judged.effect
-    assert effect is not None
-    cost = (f"undone, accept length is {effect.length_if_fixed or 0:.2f} in place of {effect.length_now or 0:.2f} on these "
-            "requests")
-    if trained is None:
-        suspicion.strength = "suspected"
-        suspicion.caveats.append(f"{cost}: the draft may have been trained so; training states (--train) tell")
-    elif trained:
-        suspicion.strength = "suspected"
-        suspicion.caveats.append(f"{cost}, and the draft does better so on its training states, too: it was trained so, and the "
-                                 "engine does as it should")
-    else:
-        suspicion.caveats.append(f"{cost}: it costs nothing here; on its training states the draft does not do better so")
-
-
-def _not_the_cost(judged: Judged) -> None:
-    """The draft does better with it than without: whatever it is, it does not cost acceptance."""
-    suspicion, effect = judged.suspicion, judged.effect
-    assert effect is not None
-    suspicion.strength = "suspected"
-    if suspicion.fault in ("layer-set", "layer-offset"):
-        suspicion.says += "; but the draft does better on what is served, so that it is the configuration that is wrong"
-        suspicion.fix = Fix(
-            says="Leave the engine as it is. Correct the configuration, which another engine or version would obey, and confirm "
-            "with training states (--train) what the draft was trained on."
-        )
-        suspicion.caveats.append(
-            f"with the slots as the configuration says, accept length would be {effect.length_if_fixed:.2f} in place of "
-            f"{effect.length_now:.2f}"
-        )
-    elif suspicion.fault == "weight-missing":
-        suspicion.caveats.append(
-            f"the engine accepts more ({effect.length_now:.2f}) than this checkpoint would ({effect.length_if_fixed:.2f}): "
-            "perhaps the checkpoint given here is not the one that it serves"
-        )
-    else:
-        suspicion.caveats.append("undoing it makes acceptance worse here: it is not what costs acceptance, or not alone")
 
 
 def _confidence(suspicion: Suspicion, m: Measurements) -> float | None:
@@ -307,8 +249,10 @@ def _open_questions(examination: Examination, findings: list[Finding]) -> list[s
                     "moved about, of other requests, or in another basis; capture one request alone and compare"
                 )
     train = m.train
-    if train is not None and train.last is not None and m.layers is not None and train.last.boundary != m.layers:
-        questions.append(f"train:last is not the last state but {_is(train.last)}: look at how the trainer reads the file")
+    if train is not None and train.last is not None and m.layers is not None and train.last.boundary != m.layers and (
+            train.where(-1) not in named):
+        held = "holds no state of this target" if train.last.boundary is None else f"is not the last state but {_is(train.last)}"
+        questions.append(f"{train.where(-1)} {held}: look at how the trainer reads the file")
     if m.serve is None or m.serve.proof != "sweep":
         questions.append("the serving slots were not placed: that takes a capture (--serve) and the target's weights (--target)")
     elif not m.reference:
@@ -318,12 +262,7 @@ def _open_questions(examination: Examination, findings: list[Finding]) -> list[s
     if m.runtime is not None and m.runtime.drawn and m.runtime.settled:
         pass
     elif m.gate is None:
-        recorded = examination.counted is not None
-        questions.append(
-            "the engine's own behaviour was not held against replay: "
-            + ("the capture has its verify steps, replay needs the draft (--draft)" if recorded and examination.ladder is None
-               else "the draft could not be replayed" if recorded else "record verify steps in the capture")
-        )
+        questions.append(f"the engine's own behaviour was not held against replay: {_no_gate(examination)}")
     elif not m.gate.passed and not any(gate.passed for gate in m.gate_with.values()) and not (
         _other_map(m) or misrecorded(m) or any(
             f.fault in LOADED and f.strength == "proven" and not f.where[0].startswith("train:") for f in findings if f.where)
@@ -335,10 +274,22 @@ def _open_questions(examination: Examination, findings: list[Finding]) -> list[s
     return questions + ([] if findings else [*_gaps(examination), *_poor(examination)])
 
 
+def _no_gate(examination: Examination) -> str:
+    """What would let replay be held against the engine."""
+    serve = examination.case.serve
+    if examination.counted is None:
+        if serve is not None and serve.steps_cut:
+            return beyond(serve.steps_cut, serve.cut_at)
+        return "record verify steps in the capture"
+    if examination.ladder is None:
+        return "the capture has its verify steps, replay needs the draft (--draft)"
+    return "the draft could not be replayed"
+
+
 def _poor(examination: Examination) -> list[str]:
     """A draft that accepts next to nothing, of which nobody knows whether it was ever better."""
     rungs = examination.rungs
-    shares = [rung.joint[0] for rung in rungs.values() if rung.joint]
+    shares = [rung.joint[0] for rung in rungs.values() if rung.joint and rung.rounds]
     if "trained" in rungs or not shares or max(shares) >= POOR:
         return []
     return [f"the draft accepts no more than {max(shares):.0%} at the first position, whatever states it is given here, and "

@@ -96,7 +96,7 @@ class Matcher:
             mask = torch.arange(known) > sequence.steps.start.min()
         written, share, checked, norm = self._who_wrote(sequence, mask)
         usable = max(min(sequence.rows, known - 1), 0)
-        if written == "other":
+        if written in ("other", "unknown"):
             answers, wanted = self._argmax_rules(sequence, mask, usable, norm)
         else:
             answers = answer_rows(mask, usable, known, self.k)
@@ -111,7 +111,7 @@ class Matcher:
         return Prepared(
             sequence=sequence, rows=rows, to_match=to_match, answers=by_answer, steps=by_start, placed=placed,
             finite=finite_rows(sequence.features), written=written, share=share, checked=checked, last_norm=norm,
-            walked=mask if written != "other" else None,
+            walked=mask if written in ("own", "recorded") else None,
         )
 
     def _check(self, sequence: Sequence) -> None:
@@ -150,7 +150,7 @@ class Matcher:
                     f"{why} is matched with the target's own choice, which needs {lacks}", where=sequence.name,
                     remedy="Give the target (--target), or --text own where it wrote the text greedily",
                 )
-            return "other", share, checked, norm
+            return "other" if self.text == "other" else "unknown", share, checked, norm
         if share is not None:
             return ("own" if share >= OWN_SHARE else "other"), share, checked, norm
         if sequence.steps is not None:

@@ -14,7 +14,7 @@ from draftscope.eagle3.generated import NEAR_TIE
 from draftscope.errors import UsageError
 from draftscope.findings import Readout, Rung
 
-Written = Literal["own", "other", "recorded"]
+Written = Literal["own", "other", "recorded", "unknown"]
 Side = Literal["pre", "post"]
 
 GATE_SHARE = 0.99
@@ -66,8 +66,8 @@ class Replayed:
     """One sequence after replay.
 
     Attributes:
-        written: `own` (the target's greedy text), `other` (argmax rules apply), or `recorded` (the served text, taken as it
-            stands because nothing was there to test it with).
+        written: `own` (the target's greedy text), `other` (argmax rules apply), `recorded` (the served text, taken as it
+            stands because nothing was there to test it with), or `unknown` (nothing says where answers begin; argmax rules).
         share: share of the checked answer tokens that equal the target's argmax; None = not tested.
         checked: how many tokens that share rests on.
         last_norm: whether the last state was found before or after the final norm; None = not tested.
@@ -199,6 +199,7 @@ class Replay:
             "own": sum(s.written == "own" for s in self.sequences),
             "other": sum(s.written == "other" for s in self.sequences),
             "recorded": sum(s.written == "recorded" for s in self.sequences),
+            "unknown": sum(s.written == "unknown" for s in self.sequences),
             "share": equal / checked if checked else None,
             "post_norm": sum(s.last_norm == "post" for s in self.sequences),
             "pre_norm": sum(s.last_norm == "pre" for s in self.sequences),

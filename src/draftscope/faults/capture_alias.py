@@ -67,7 +67,7 @@ class CaptureAlias(Fault):
             found.append(Suspicion(
                 fault=self.id, side=side.name, where=[side.where(r.slot) for r in rows],
                 says=f"{of_side(side.name)} hold a later state than the slot's own in {count} rows ({len(rows)} slots), the "
-                     "right one in others of the same sequence" + (f", {phases(rows, OTHER_PLACE)}" if serve else ""),
+                     "right one in others of the same sequence" + (phases(rows, OTHER_PLACE) if serve else ""),
                 strength="proven",
                 evidence=[Evidence(
                     hypothesis="a slot's buffer was changed before it was read",

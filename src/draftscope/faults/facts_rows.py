@@ -22,7 +22,7 @@ class SlotRows:
         wanted: the boundary that the slot should hold.
         kinds: rows by kind: `right`, `zeros`, `padding` (one vector under unlike tokens), `another place` (of the same token),
             `same sequence` and `another sequence` (the wanted place of another row), `unknown`. `verify`: of them, those of
-            verify steps.
+            verify steps; empty where the phases of rows are not known.
         places: rows of another place, by its name; `later`: those that lie behind the wanted one.
         offsets: rows of the same sequence, by row found less own row.
         steps: rows of verify steps whose step before had an accepted row in that place; last_step: those that hold its state.

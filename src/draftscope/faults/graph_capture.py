@@ -89,7 +89,7 @@ class GraphCapture(Fault):
         partly = any(r.kinds.get("right", 0) for r in rows)
         return Suspicion(
             fault=self.id, side=side.name, where=[side.where(r.slot) for r in rows],
-            says=f"{of_side(side.name)} hold {what}" + (f", {where}" if serve else ""),
+            says=f"{of_side(side.name)} hold {what}" + (where if serve else ""),
             strength="supported" if nothing or not partly else "proven",
             evidence=[Evidence(
                 hypothesis="rows were never written, or read from a buffer that held another pass",

@@ -60,14 +60,13 @@ class NonFinite(Fault):
                 continue
             serve = side.name == "serve"
             places = [side.where(bad.slot) for bad in side.nonfinite]
-            rows = max(bad.rows for bad in side.nonfinite)
-            first = side.nonfinite[0]
+            most = max(side.nonfinite, key=lambda bad: bad.rows)
             found.append(
                 Suspicion(
                     fault=self.id,
                     side=side.name,
                     where=places,
-                    says=f"{of_side(side.name)} hold NaN or Inf in {rows} of {first.of} rows ({', '.join(places)})"
+                    says=f"{of_side(side.name)} hold NaN or Inf in {most.rows} of {most.of} rows ({', '.join(places)})"
                     + _where(m.rows[side.name].unfit if side.name in m.rows else {}),
                     strength="proven",
                     evidence=[

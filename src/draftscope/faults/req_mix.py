@@ -90,7 +90,7 @@ class ReqMix(Fault):
         return Suspicion(
             fault=self.id, side=side.name, where=[side.where(r.slot) for r in rows],
             says=f"{of_side(side.name)} hold {what}, in {len(rows)} slots ({share:.0%} of the rows of a slot are wrong"
-                 + (f", {wrong})" if serve else ")"),
+                 + (f"{wrong})" if serve else ")"),
             strength="proven",
             evidence=[Evidence(
                 hypothesis=f"rows belong to another {one} or call",

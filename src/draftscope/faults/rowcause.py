@@ -114,10 +114,14 @@ _KINDS = {
 
 
 def phases(found: list[SlotRows], *kinds: str) -> str:
-    """Whether wrong rows lie in verify steps alone, in prefills alone, or in both."""
+    """After a comma, whether wrong rows lie in verify steps, in prefills, or in both; nothing where that is not known."""
+    if not any(rows.verify for rows in found):
+        return ""
     wrong = sum(rows.kinds.get(kind, 0) for rows in found for kind in kinds)
     verify = sum(rows.verify.get(kind, 0) for rows in found for kind in kinds)
-    return "only in verify steps" if wrong and verify == wrong else "only in prefill rows" if not verify else "in both phases"
+    if wrong and verify == wrong:
+        return ", only in verify steps"
+    return ", in both phases" if verify else ", only in prefill rows"
 
 
 def figures(side: SideFacts, found: list[SlotRows]) -> dict[str, object]:

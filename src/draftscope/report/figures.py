@@ -96,7 +96,8 @@ def _gap(gap: words.Gap, x: Callable[[float], float], left: float, y: float) -> 
 
 def positions(diagnosis: Diagnosis) -> Figure | None:
     """Joint acceptance per draft position, one line per rung; None where no rung has it."""
-    held = [(i, name, rung) for i, (name, rung, _) in enumerate(words.rungs(diagnosis)) if rung is not None and rung.joint]
+    known = [(i, name, rung) for i, (name, rung, _) in enumerate(words.rungs(diagnosis)) if rung is not None]
+    held = [one for one in known if words.shares(one[2])]
     if not held:
         return None
     k = max(len(rung.joint) for _, _, rung in held)

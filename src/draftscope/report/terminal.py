@@ -158,7 +158,7 @@ def _ladder(diagnosis: Diagnosis, paper: _Paper) -> Iterator[RenderableType]:
 
 def _rung(name: str, rung: Rung, remark: str, k: int, bar: int, paper: _Paper) -> RenderableType:
     share = 0.0 if rung.length is None else (rung.length - 1) / k
-    joint = "".join(f" {value:.2f}" for value in rung.joint)
+    joint = "".join(f" {value:.2f}" for value in words.shares(rung))
     line = Text.assemble(paper.text(paper.bar(share, bar) + " " if bar else "", "cyan"),
                          paper.text(f"{number(rung.length):>5}", "bold"),
                          paper.text(f" {interval(rung.interval):<13}{joint:<{5 * k}}"),

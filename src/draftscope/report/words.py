@@ -130,10 +130,15 @@ def remark(rung: Rung) -> str:
     """What to know of a rung besides its figures."""
     held = {True: "held out", False: "in-sample", None: ""}[rung.held_out]
     over = count(rung.rounds, "round") if rung.readout != "all" else count(rung.rows, "row")
-    if rung.readout == "engine" and not rung.rounds:
-        over = "an average, of how many rounds is not told"
+    if rung.readout != "all" and not rung.rounds:
+        over = "no rounds" if rung.length is None else "an average, of how many rounds is not told"
     readout = {"walk": "", "engine": "at the engine's steps", "all": "over all rows"}[rung.readout]
     return ", ".join(part for part in (over, readout, held) if part)
+
+
+def shares(rung: Rung) -> list[float]:
+    """What was accepted at each position, joint; nothing where there was no round to accept in."""
+    return rung.joint if rung.rounds else []
 
 
 def rungs(diagnosis: Diagnosis) -> list[tuple[str, Rung | None, str]]:
@@ -245,6 +250,7 @@ def matched(facts: Mapping[str, Any]) -> list[str]:
         line = f"{name}: {side['taken']:,} of {count(side['read'], 'sequence')}, {count(side['rows'], 'row')}"
         line += f", {count(side['steps'], 'verify step')}" if side.get("steps") else ""
         line += f", {count(side['rows_cut'], 'row')} left out" if side.get("rows_cut") else ""
+        line += f", {count(side['steps_cut'], 'verify step')} with them" if side.get("steps_cut") else ""
         line += "".join(f"; {n:,} passed over: {why}" for why, n in side.get("skipped", {}).items())
         text = left.get(f"{key}_text")
         if isinstance(text, Mapping) and {"agreement", "last_state"} <= text.keys() and text["agreement"] is not None:
@@ -255,10 +261,12 @@ def matched(facts: Mapping[str, Any]) -> list[str]:
         text = left.get(key)
         if isinstance(text, Mapping) and {"own", "other", "recorded"} <= text.keys():
             del left[key]
-            if not text["other"] and not text["recorded"]:
+            unknown = text.get("unknown", 0)
+            if not text["other"] and not text["recorded"] and not unknown:
                 continue
             lines.append(f"{name}: {count(text['own'], 'sequence')} of the target's own writing, {text['other']:,} of another's, "
-                         f"{text['recorded']:,} taken as recorded")
+                         f"{text['recorded']:,} taken as recorded"
+                         + (f", {unknown:,} of unknown authors (nothing says where answers begin)" if unknown else ""))
     if reference := left.pop("reference", None):
         lines.append(visible(f"what the slots should hold: after {reference}"))
     return lines + [visible(f"{name}: {value}") for name, value in pairs(left)]
