@@ -3,9 +3,9 @@
     python recipes/embedded/curve.py [--sizes N ...] [--work DIR] [--out FILE]
 
 Every draft starts anew and is trained on nested parts of the same answers, as long as its accept length on held-out answers
-grows; that of the best evaluation counts, replayed over the held-out samples with K = 3. More passes are allowed where there is
-less data. The draft in the package, which was trained on all but the same held-out samples, is measured on them, too. States are
-extracted of what the sizes need. A run that was interrupted goes on; finished sizes stay.
+grows; that of the best evaluation counts, replayed over the held-out samples with K = 3, and over as many of those trained on. More
+passes are allowed where there is less data. The draft in the package, which was trained on all but the same held-out samples, is
+measured on them, too. States are extracted of what the sizes need. A run that was interrupted goes on; finished sizes stay.
 """
 
 from __future__ import annotations
@@ -80,13 +80,18 @@ def main() -> None:
         }, indent=1) + "\n")
         print(json.dumps(point), flush=True)
 
-    def measured(checkpoint: Path) -> dict[str, Any]:
+    def measured(checkpoint: Path, learnt: Sequence[Conversation]) -> dict[str, Any]:
         draft = build_draft(load_checkpoint(checkpoint, target_layers=parts.layers), parts)
-        found = replay(draft, sequences(source, names), parts=parts, k=3).rung("walk", held_out=True)
-        return {"length": found.length, "interval": found.interval, "joint": found.joint, "nll": found.nll,
-                "rounds": found.rounds}
 
-    add({"draft": "embedded", "answer_tokens": tokens_of(rest), "passes": 2, **measured(DRAFT)})
+        def over(some: set[str], held_out: bool) -> dict[str, Any]:
+            found = replay(draft, sequences(source, some), parts=parts, k=3).rung("walk", held_out=held_out)
+            return {"length": found.length, "interval": found.interval, "joint": found.joint, "nll": found.nll,
+                    "rounds": found.rounds}
+
+        known = {f"hs_{one.index}.safetensors" for one in learnt[: len(names)]}
+        return over(names, True) | {"in_sample": {"samples": len(known), **over(known, False)}}
+
+    add({"draft": "embedded", "answer_tokens": tokens_of(rest), "passes": 2, **measured(DRAFT, rest)})
     for size, passes in ((size, SIZES.get(size, 2)) for size in options.sizes):
         name = f"{size}"
         if any(p["draft"] == name for p in points):
@@ -105,7 +110,7 @@ def main() -> None:
             return
         add({"draft": name, "answer_tokens": tokens_of(some), "samples": len(some), "passes": passes, "steps": result.steps,
              "coverage": coverage, "seconds": round(time.time() - began),
-             **measured(options.work / f"budget-{name}" / "best")})
+             **measured(options.work / f"budget-{name}" / "best", some)})
 
 
 def tokens_of(answers: Sequence[Conversation]) -> int:
