@@ -3,9 +3,9 @@
     python recipes/embedded/curve.py [--sizes N ...] [--work DIR] [--out FILE]
 
 Every draft starts anew and is trained on nested parts of the same answers, as long as its accept length on held-out answers
-grows; that of the best evaluation counts, replayed over the held-out samples with K = 3, and over as many of those trained on. More
-passes are allowed where there is less data. The draft in the package, which was trained on all but the same held-out samples, is
-measured on them, too. States are extracted of what the sizes need. A run that was interrupted goes on; finished sizes stay.
+grows; that of the best evaluation counts, replayed over the held-out samples with K = 3, and over as many of those trained on.
+More passes are allowed where there is less data. The draft in the package, trained on all but the same held-out samples,
+is measured on them, too. States are extracted of what the sizes need. A run that was interrupted goes on; finished sizes stay.
 """
 
 from __future__ import annotations
