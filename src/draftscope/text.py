@@ -42,6 +42,12 @@ def count(value: int, noun: str, plural: str = "") -> str:
     return f"{value:,} {noun if value == 1 else plural or noun + 's'}"
 
 
+def reached(nll: float | None, length: float | None) -> str:
+    """What a replay reached, by the figures that there are: text of another's writing has no accept length."""
+    told = [] if nll is None else [f"-log p {nll:.2f}"]
+    return " and ".join(told if length is None else [*told, f"accept length {length:.2f}"])
+
+
 def scalar(value: Any) -> str:
     """A figure of unknown type, short."""
     if isinstance(value, bool):

@@ -40,6 +40,7 @@ from draftscope.findings import NOT_REPLAYED, Rung
 from draftscope.linting.target import same_embedding, turned_embedding
 from draftscope.linting.vocabulary import rebuilt_ids
 from draftscope.states.types import Sequence
+from draftscope.text import reached
 
 if TYPE_CHECKING:
     from draftscope.diagnose.run import Examination
@@ -145,8 +146,8 @@ def _turn_switches(examination: Examination, ladder: Ladder, meant: Repair, trai
         better = better and turned.nll is not None and turned.nll < min(own.nll, LEARNED * (m.unigram_nll or own.nll / LEARNED))
         if turned.nll is not None and better:
             m.turned = TurnedFacts(name, value, own.nll, turned.nll, own.length, turned.length)
-            examination.steps.append(f"on the training states the draft does better with {name} = {value}: accept length "
-                                     f"{own.length or 0:.2f} to {turned.length or 0:.2f}")
+            examination.steps.append(f"on the training states the draft does better with {name} = {value}: "
+                                     f"{reached(own.nll, own.length)}, then {reached(turned.nll, turned.length)}")
 
 
 def _meant_without(meant: Repair) -> Repair:
@@ -166,8 +167,8 @@ def _embedding(examination: Examination, rung: str, own: Replay, other: Callable
     examination.m.embedding = EmbeddingFacts(
         same, rung, mine.nll, theirs.nll, mine.length, theirs.length, turned_embedding(case.checkpoint, case.parts))
     examination.steps.append(
-        f"the checkpoint's embedding: {same:.0%} of its rows are the target's; accept length {mine.length or 0:.2f} with it, "
-        f"{theirs.length or 0:.2f} with the target's ({rung})")
+        f"the checkpoint's embedding: {same:.0%} of its rows are the target's; {reached(mine.nll, mine.length)} with it, "
+        f"{reached(theirs.nll, theirs.length)} with the target's ({rung})")
 
 
 def _rung(examination: Examination, name: str, replayed: Replay, held_out: bool | None = None) -> None:

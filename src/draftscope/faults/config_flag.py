@@ -11,6 +11,7 @@ from draftscope.faults.fixes import setting_keys
 from draftscope.faults.measurements import GateFacts, Measurements
 from draftscope.faults.plant import Plant
 from draftscope.findings import Evidence, Fix, Patch
+from draftscope.text import reached
 
 LEAST = 0.02
 _SERVE = ("Serve with a consumer and version that honour the switch, spelt where it looks for it, or train without it "
@@ -166,8 +167,8 @@ class ConfigFlag(Fault):
             [f"config {found.name}"],
             f"the checkpoint's configuration is wrong about {found.name}: the draft was trained with it {value}",
             measurement="the draft replayed on its training states with the switch as configured and turned",
-            result=f"-log p {found.own:.2f} and accept length {found.own_length or 0:.2f} as configured, {found.turned:.2f} and "
-            f"{found.turned_length or 0:.2f} with {found.name} = {value}",
+            result=f"{reached(found.own, found.own_length)} as configured, {reached(found.turned, found.turned_length)} with "
+            f"{found.name} = {value}",
             figures={"own": found.own, "turned": found.turned},
             runtime=False,
         )

@@ -12,6 +12,7 @@ from draftscope.faults.plant import Plant
 from draftscope.faults.weight_missing_page import PAGE
 from draftscope.findings import Evidence, Fix, Patch
 from draftscope.target.model import Target
+from draftscope.text import reached
 
 CHANCE = 0.6
 _ASKED_BY = {"input_norm.": "norm_before_fc", "fc_norm.": "fc_norm", "midlayer.self_attn.q_norm.": "the q/k norms",
@@ -163,8 +164,8 @@ class WeightMissing(Fault):
             hypothesis="the embedding stored beside the draft is of another model or tokenizer, or was never trained",
             prediction="a draft accepts most with the embedding it was trained with",
             measurement=f"the draft replayed with its own embedding and with the target's ({facts.rung}); their rows compared",
-            result=f"-log p {facts.own:.2f} and accept length {facts.own_length or 0:.2f} with its own, {facts.target:.2f} "
-                   f"and {facts.target_length or 0:.2f} with the target's; {facts.same_rows:.0%} of the rows are equal",
+            result=f"{reached(facts.own, facts.own_length)} with its own, {reached(facts.target, facts.target_length)} with the "
+                   f"target's; {facts.same_rows:.0%} of the rows are equal",
             decides="weight-missing if the target's embedding does better",
             figures={"own": facts.own, "target": facts.target, "same_rows": facts.same_rows},
             fix="Remove embed_tokens.weight from the checkpoint, so that engines use the target's, or export the embedding that "
