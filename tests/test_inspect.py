@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import random
 import re
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 import torch
 from places import ROWS, Inspect, Places, inspect_fixture, parts_fixture, places_fixture, write  # noqa: F401 (fixtures)
 from safetensors.torch import load_file, save_file
+from state_files import write_one
 from support import LAYERS, VOCAB, WIDTH, random_draft, random_target
 from torch import Tensor
 
@@ -262,6 +265,13 @@ def test_shapes_that_differ_and_files_that_do_not_fit(inspect: Inspect, tmp_path
     assert report["widths"] == {"4 x 16": 3, "4 x 24": 1} and (report["files"], report["items"]) == (7, 4)
     assert {group["cause"]: group["files"] for group in report["skipped"]} == {"foreign": 1, "rows": 1, "layout": 1, "broken": 1}
     assert report["entries"][0]["rows"] == 36  # of the common shape
+
+
+def test_what_a_trainer_left_beside_its_data_is_no_finding(inspect: Inspect, tmp_path: Path) -> None:
+    write_one("speculators-v1", tmp_path / "d", 0)
+    torch.save({"python": random.getstate(), "arguments": Namespace(lr=1e-4)}, tmp_path / "d" / "rng_state.pth")
+    code, found = inspect(tmp_path / "d")
+    assert code == 0 and found["findings"] == [] and [group["cause"] for group in found["inspected"][0]["skipped"]] == ["foreign"]
 
 
 @pytest.mark.parametrize(("mask", "fault", "strength"), [

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import pickle
+import random
 import zipfile
+from argparse import Namespace
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -86,6 +90,42 @@ def test_other_zip_archives_raw_pickles_and_oversized_entries_are_refused(tmp_pa
         z.writestr("a/data.pkl", b"\0" * 10**7)
     with pytest.raises(DraftscopeError, match="more data than the file holds"):
         open_source(archive)
+
+
+def _zip(file: Path, entries: dict[str, bytes]) -> None:
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, held in entries.items():
+            archive.writestr(name, held)
+
+
+ELSE: dict[str, Callable[[Path], object]] = {
+    "a random generator": lambda file: torch.save({"python": random.getstate(), "numpy": np.random.get_state()}, file),
+    "arguments": lambda file: torch.save(Namespace(lr=1e-4), file),
+    "an optimizer": lambda file: torch.save(torch.optim.AdamW([torch.ones(2)]).state_dict(), file),
+    "torch before 1.6": lambda file: torch.save({"a": torch.ones(3)}, file, _use_new_zipfile_serialization=False),
+    "a pickle": lambda file: file.write_bytes(pickle.dumps({"a": 1})),
+    "an archive": lambda file: _zip(file, {"hello.txt": b"hello" * 100}),
+    "HDF5": lambda file: file.write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(100)),
+}
+
+
+@pytest.mark.parametrize("kind", ELSE)
+def test_what_is_whole_and_something_else_is_foreign(kind: str, tmp_path: Path) -> None:
+    write_one(speculators_v1.NAME, tmp_path, 0)
+    file = tmp_path / "data_1.pt"
+    ELSE[kind](file)
+    source = open_source(tmp_path)
+    assert len(list(source)) == 1 and [(Path(s.path), s.cause) for s in source.skipped] == [(file, "foreign")]
+
+
+@pytest.mark.parametrize("kind", ["arguments", "an archive"])
+def test_what_is_cut_short_is_broken_whatever_it_was(kind: str, tmp_path: Path) -> None:
+    write_one(speculators_v1.NAME, tmp_path, 0)
+    file = tmp_path / "data_1.pt"
+    ELSE[kind](file)
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    source = open_source(tmp_path)
+    assert len(list(source)) == 1 and [(Path(s.path), s.cause) for s in source.skipped] == [(file, "broken")]
 
 
 def test_views_that_declare_more_than_they_hold_are_refused(tmp_path: Path) -> None:

@@ -27,6 +27,8 @@ REBUILDS = frozenset({"collections OrderedDict", "torch Size", "torch._utils _re
                       "torch._utils _rebuild_tensor_v3", "torch._utils _rebuild_parameter"})
 DTYPES = frozenset(f"torch {name}" for name in dir(torch) if isinstance(getattr(torch, name), torch.dtype))
 """Tensors of newer dtypes (float8, wide unsigned) are rebuilt with their dtype by name."""
+OTHERS = (*(bytes((0x80, protocol)) for protocol in range(2, 6)), b"\x89HDF\r\n\x1a\n")
+"""How files begin that are something else, and whole: pickles (torch before 1.6 among them) and HDF5."""
 
 
 _fetched: tuple[tuple[Place, int], Any] | None = None
@@ -44,7 +46,8 @@ def load_tensors(path: Place) -> Any:
 
     Raises:
         StatesError: no zip archive of torch, cut short, sizes beyond the file, or a pickle that names anything but
-            tensors. Nothing from such a file is executed.
+            tensors. Nothing from such a file is executed. What is whole and something else (an optimizer's state, a
+            random generator's, arguments) has the cause `foreign`.
     """
     if not path.is_file():
         raise StatesError("is not a file" if path.exists() else "does not exist", cause="broken", where=str(path))
@@ -102,25 +105,36 @@ def _check(path: Path, named: Place) -> None:
         with zipfile.ZipFile(path) as archive:
             entries = archive.infolist()
             names = [entry.filename for entry in entries]
+            pickles = [entry for entry in entries if entry.filename.endswith("/data.pkl") or entry.filename == "data.pkl"]
+            if len(pickles) != 1 or len(set(names)) != len(names):
+                raise StatesError("is a zip archive, but not of torch.save", cause="foreign", where=str(named))
             if any(entry.file_size > size or entry.compress_type != zipfile.ZIP_STORED for entry in entries) or (
                 sum(entry.file_size for entry in entries) > size
             ):
                 raise StatesError("declares more data than the file holds", cause="broken", where=str(named))
-            pickles = [entry for entry in entries if entry.filename.endswith("/data.pkl") or entry.filename == "data.pkl"]
-            if len(pickles) != 1 or len(set(names)) != len(names):
-                raise StatesError("is a zip archive, but not of torch.save", cause="broken", where=str(named))
             if pickles[0].file_size > PICKLE_LIMIT:
                 raise StatesError(f"has a pickle of {pickles[0].file_size} bytes", cause="broken", where=str(named))
             text = archive.read(pickles[0])
     # zipfile raises NotImplementedError where an entry names a compression that it does not know.
     except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError, ValueError, RuntimeError) as error:
+        if _begins(path).startswith(OTHERS):
+            raise StatesError("is no file of torch.save of 1.6 or newer", cause="foreign", where=str(named),
+                              remedy="Write it again with torch.save, as plain tensors") from None
         raise StatesError(f"is not a whole file of torch.save ({_reason(error)})", cause="broken", where=str(named),
-                              remedy="Copy or write it again (formats older than torch 1.6 are not read)") from None
+                          remedy="Copy or write it again (formats older than torch 1.6 are not read)") from None
     for name in _globals(text, named):
         module, _, attribute = name.partition(" ")
         if name not in REBUILDS | DTYPES and not (module in ("torch", "torch.storage") and attribute.endswith("Storage")):
             raise StatesError(f"its pickle names `{module}.{attribute}`, which is no tensor data; nothing was executed",
-                              cause="broken", where=str(named), remedy="Save plain tensors in dicts and lists")
+                              cause="foreign", where=str(named), remedy="Save plain tensors in dicts and lists")
+
+
+def _begins(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(max(map(len, OTHERS)))
+    except OSError:
+        return b""
 
 
 def _globals(text: bytes, named: Place) -> list[str]:
