@@ -7,7 +7,6 @@ pickle; the names that tensors need are listed here, and a file that names anyth
 from __future__ import annotations
 
 import pickle
-import pickletools
 import zipfile
 from contextlib import nullcontext
 from pathlib import Path
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from draftscope import stopping
 from draftscope.states.errors import StatesError
+from draftscope.states.pickled import Unfolds, names_in
 from draftscope.states.places import Place, Remote, local_copy, size_of
 from draftscope.states.unpacking import unpacked
 
@@ -42,7 +42,8 @@ def load_tensors(path: Place) -> Any:
     returns.
 
     torch's weights-only loader still lets a pickle name callables that allocate by a number in the file
-    (`bytearray`, tensors without storage), so the names are held against a shorter list first.
+    (`bytearray`, tensors without storage), so the names are held against a shorter list first, and what would unfold far
+    beyond its own bytes is refused (`states/pickled.py`).
 
     Raises:
         StatesError: no zip archive of torch, cut short, sizes beyond the file, or a pickle that names anything but
@@ -139,13 +140,10 @@ def _begins(path: Path) -> bytes:
 
 def _globals(text: bytes, named: Place) -> list[str]:
     try:
-        found = []
-        for opcode, argument, _ in pickletools.genops(text):
-            if opcode.name == "GLOBAL":
-                found.append(str(argument))
-            elif opcode.name in ("STACK_GLOBAL", "INST", "EXT1", "EXT2", "EXT4"):
-                found.append(f"pickle {opcode.name}")
-        return found
+        return names_in(text)
+    except Unfolds as error:
+        raise StatesError(f"its pickle {error}; nothing was executed", cause="foreign", where=str(named),
+                          remedy="Save plain tensors in dicts and lists") from None
     except Exception as error:
         raise StatesError(f"has a broken pickle ({_reason(error)})", cause="broken", where=str(named)) from None
 

@@ -88,8 +88,10 @@ def read_samples(file: Place, notes: list[str], norm: Norm | None = None) -> lis
     if not isinstance(ids, Tensor) or ids.dim() not in (1, 2) or not owns_its_data(ids):
         raise StatesError("is no tensor of token ids", where=f"{file}, input_ids")
     count = 1 if ids.dim() == 1 else ids.shape[0]
-    if held.get("packed_loss_mask") is not None:
-        batch = {**batch, "loss_mask": _unpack(str(held["packed_loss_mask"]), ids.shape[-1], str(file))}
+    if (packed := held.get("packed_loss_mask")) is not None:
+        if not isinstance(packed, str):
+            raise StatesError(f"is a {type(packed).__name__}, no list of run lengths", where=f"{file}, packed_loss_mask")
+        batch = {**batch, "loss_mask": _unpack(packed, ids.shape[-1], str(file))}
     return [_sequence(file, batch, layout, row, count, notes, norm) for row in range(count)]
 
 
