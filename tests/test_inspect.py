@@ -443,6 +443,19 @@ def test_one_unreadable_path_among_others_is_named_and_the_rest_still_told(inspe
     assert "nowhere" in found["next"][0] and "nowhere" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("names", "code", "verdict"), [
+    (["good", "junk"], 0, "clean"), (["junk", "other"], 3, "undecided"), (["good", "nowhere"], 3, "undecided"),
+    (["nowhere", "elsewhere"], 3, "undecided")])
+def test_only_what_was_inspected_is_clean(names: list[str], code: int, verdict: str, tmp_path: Path) -> None:
+    put(tmp_path / "good", 0, plain())
+    for name in ("junk", "other"):
+        (tmp_path / name).write_bytes(b"no states")
+    out = tmp_path / "out.json"
+    assert run(["inspect", *(str(tmp_path / name) for name in names), "--skip-bad", "--quiet", "--json", str(out)]) == code
+    held = json.loads(out.read_text())
+    assert held["verdict"] == verdict and len(held["next"]) == sum(name != "good" for name in names)
+
+
 def test_json_on_stdout_is_alone_there(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     put(tmp_path / "d", 0, plain())
     assert run(["inspect", str(tmp_path / "d"), "--norms", "--json", "-"]) == 0

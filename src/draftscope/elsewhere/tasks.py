@@ -22,7 +22,7 @@ from draftscope.scan.inputs import UNKNOWN, stamp_of
 from draftscope.scan.rich import share_of
 from draftscope.scan.scan import Course, Settings
 from draftscope.states.folder import FileSource
-from draftscope.states.opening import open_source, recognised
+from draftscope.states.opening import ABSENT, open_source, recognised
 from draftscope.states.types import Sample, Source, Trace
 
 ROWS = 2048
@@ -35,7 +35,7 @@ def inspect_one(path: str, job: dict[str, Any], advance: Callable[[], None]) -> 
     """A path as `inspect` takes it: figures of a pass, or the report of what is no states."""
     place = Path(path).expanduser()
     if not place.exists():
-        raise DraftscopeError("does not exist", where=path, remedy="Check the path")
+        raise DraftscopeError(ABSENT, where=path, remedy="Check the path")
     if job["format"] is None and recognised(place) is None:
         from draftscope.inspecting.otherwise import no_states
 

@@ -41,6 +41,8 @@ PROBES = 24
 LOOKED_INTO = 16
 """Folders of one without states that are looked into, for the message."""
 AUTO = "auto"
+ABSENT = "does not exist"
+"""What is said of a path at which there is nothing: passing over what is unreadable does not cover it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ def open_source(path: Place | str, format: str | None = None, *, kind: Kind | No
     """
     path = place(path)
     if not path.exists():
-        raise DraftscopeError("does not exist", where=str(path), remedy="Check the path")
+        raise DraftscopeError(ABSENT, where=str(path), remedy="Check the path")
     with listing_once():
         source = _named(path, format, kind) if format not in (None, AUTO) else _found(path, kind)
     if isinstance(source, FileSource):
