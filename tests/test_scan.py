@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from state_files import write_one
 from torch import Tensor
 
 import draftscope
 from draftscope.cli.main import run
 from draftscope.errors import DraftscopeError, UsageError
+from draftscope.scan import scan as scanning_module
 from draftscope.scan import tally
 from draftscope.scan.accumulators import ACCUMULATORS, Counts, Dimensions, Norms, Outliers
 from draftscope.scan.fingerprint import SCHEMA, Fingerprint, Statistics, is_fingerprint, load_fingerprint
@@ -25,7 +28,7 @@ from draftscope.scan.inputs import Inputs
 from draftscope.scan.joint import Cosines, RowSample, row_keys
 from draftscope.scan.packing import checksum
 from draftscope.scan.rich import rich_rows, share_of
-from draftscope.scan.scan import group_of, scan
+from draftscope.scan.scan import Course, Settings, group_of, scan
 from draftscope.scan.shapes import Neighbours, Sketch, Slices, ValueHistogram, omega_of
 from draftscope.scan.statistics import SHAPES
 from draftscope.scan.tally import classes_of, half_of
@@ -336,6 +339,36 @@ def test_scan_against_brute_force(data: Path) -> None:
                 assert torch.allclose(dimensions.mean, rows.mean(0), rtol=1e-9)
                 assert torch.allclose(dimensions.variance, rows.var(0, correction=0), rtol=1e-7)
                 assert statistics.norms.result().mean == pytest.approx(float(rows.norm(dim=-1).mean()), rel=1e-6)
+
+
+@pytest.mark.parametrize("size", [2**32, 500, 1])
+def test_copies_are_counted_once_however_large_the_data_is(size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scanning_module, "CHUNK", size)
+    for number in range(4):
+        write_one("specforge", tmp_path / "plain", number)
+    plain, twice = scan(open_source(tmp_path / "plain")), tmp_path / "twice"
+    shutil.copytree(tmp_path / "plain", twice / "a")
+    shutil.copytree(tmp_path / "plain", twice / "backup")
+    for source in (open_source(twice), open_source(twice)):
+        found = scan(source)
+        assert (found.sequences, found.rows, len(found.inputs)) == (4, plain.rows, 4)
+        assert found.statistics(0).counts.result() == plain.statistics(0).counts.result()
+        assert found.odd["a copy of another"].count == 4
+        (said,) = [note for note in found.notes if "cop" in note]
+        assert said.startswith("4 sequences are copies of others and not counted again: backup/")
+    assert not any("cop" in note for note in plain.notes)
+
+
+def test_an_interrupted_scan_knows_the_copies_of_what_it_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scanning_module, "CHUNK", 1)
+    for folder in ("a", "backup"):
+        write_one("specforge", tmp_path / "d" / folder, 0)
+    source = open_source(tmp_path / "d")
+    first = Course(source, Settings(), [0])
+    list(first.run())
+    course = Course(source, Settings(), [0, 1], first.total, 1)
+    list(course.run())
+    assert (course.finish().sequences, course.finish().odd["a copy of another"].count) == (1, 1)
 
 
 def test_shards_merge_into_the_whole(data: Path, tmp_path: Path) -> None:

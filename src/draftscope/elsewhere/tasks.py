@@ -73,8 +73,9 @@ def scan_parts(job: dict[str, Any], begun: Callable[[dict[str, Any]], None],
     every = share_of(len(source)) if job["every"] is None else int(job["every"])
     settings = Settings(slots=job["slots"], skip_odd=job["skip_bad"], every=every)
     next, seen, found = int(job["start"]), 0, False
+    known: dict[str, str] = {}
     while next < len(chosen):
-        course = Course(source, settings, chosen, None, next, _after(float(job["seconds"])))
+        course = Course(source, settings, chosen, None, next, _after(float(job["seconds"])), known)
         for _ in course.run(on_progress=lambda progress: advance()):
             pass
         next, fresh = course.next, source.skipped[seen:]
