@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 from argparse import Namespace
@@ -465,3 +466,25 @@ def test_json_on_stdout_is_alone_there(tmp_path: Path, capfdbinary: pytest.Captu
     assert b"input_ids shape" in err
     assert run(["inspect", str(tmp_path / "d"), "--norms", "--quiet"]) == 0
     assert capfdbinary.readouterr() == (b"", b"")
+
+
+@pytest.mark.parametrize("command", [["inspect"], ["scan", "-o", "x.fp"]])
+def test_what_is_neither_file_nor_folder_is_said_to_be_so(command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                          capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
+    for odd in ("pipe", "/dev/zero"):
+        assert run([*command, odd]) == 3
+        assert f"{odd}: is no regular file" in " ".join(capsys.readouterr().err.split())
+
+
+def test_names_that_are_not_utf_8_are_the_reason_where_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / os.fsdecode(b"bad\xff")
+    put(folder, 0, plain())
+    assert run(["inspect", str(folder)]) == 3
+    said = " ".join(capsys.readouterr().err.split())
+    assert "not UTF-8" in said and "Rename" in said and "Copy or write" not in said
+    put(tmp_path / "d", 0, plain())
+    (tmp_path / "d" / "hs_0.safetensors").rename(tmp_path / "d" / os.fsdecode(b"hs_1\xff.safetensors"))
+    put(tmp_path / "d", 0, plain())
+    assert run(["inspect", str(tmp_path / "d"), "--quiet"]) == 0

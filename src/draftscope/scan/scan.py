@@ -24,6 +24,8 @@ from draftscope.states.types import Sample, Skipped, Source, Trace
 from draftscope.text import count, visible
 
 RUNS = 8
+SLOTS = 16
+"""Numbers of slots that are named where another does not divide a row."""
 CHUNK = 2**32
 """Bytes of states after which figures are handed over: what an interruption may lose."""
 BAD, MASKED, SINGLE, COPY = "bad", "without an answer token", "of one token", "a copy of another"
@@ -183,6 +185,9 @@ class Course:
         total = self.total
         if total is None:
             where = str(self.source.path)
+            if not self.chosen and part:
+                raise DraftscopeError(f"shard {part} is empty: there are {count(len(self.source), 'file')}", where=where,
+                                      remedy="Scan in no more shards than there are files, and merge those that hold some")
             if self._first:
                 raise DraftscopeError(f"none of {len(self.chosen)} files can be read; the first: {self._first}", where=where)
             why = next((f" ({skip.path}: {skip.why})" for skip in self.source.skipped), "")
@@ -358,8 +363,9 @@ def entries_of(
     if slots is None:
         slots = 3 if width is None else total // width
     if total % slots:
+        fitting = ", ".join(str(number) for number in range(1, SLOTS + 1) if total % number == 0)
         raise DraftscopeError(f"rows of width {total} do not divide into {slots} slots", where=item.name,
-                              remedy="Say how many slots a row has")
+                              remedy=f"Say how many slots a row has (--slots): up to {SLOTS} these divide it: {fitting}")
     whole = bool(item.accepted.all())
     states = (item.fc_input if whole else item.fc_input[item.accepted]).unflatten(1, (slots, -1))
     names = tuple(f"slot {i}" for i in range(slots))

@@ -106,6 +106,8 @@ def _key(entry: _Entry) -> tuple[str, ...]:
 def _scan(folder: Place, deep: bool, above: tuple[str, ...], found: list[_Entry]) -> None:
     try:
         entries = listing(folder)
+    except NotADirectoryError:
+        raise DraftscopeError("is no regular file, and no folder", where=str(folder), remedy="Name a file or a folder") from None
     except OSError as error:
         raise DraftscopeError(error.strerror or "cannot be listed", where=str(folder)) from None
     for entry in entries:
