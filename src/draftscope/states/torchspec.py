@@ -16,7 +16,7 @@ from torch import Tensor
 from draftscope.errors import DraftscopeError
 from draftscope.states.errors import StatesError
 from draftscope.states.features import Layout, fits_pair, read_pair
-from draftscope.states.folder import FileSource, first_fit, list_files
+from draftscope.states.folder import FileSource, list_files
 from draftscope.states.places import Place
 from draftscope.states.torchfile import TORCH_FILES, load_record, load_tensors, owns_its_data
 from draftscope.states.torchsource import described
@@ -44,11 +44,6 @@ def fits(file: Place) -> str | None:
         if _is_state(record, layout) and (why := fits_pair(record, layout, file)) is not None:
             return why + (f", in the `batch` of step {held.get('step')}" if record is batch else "")
     return None
-
-
-def sniff(path: Place) -> str | None:
-    """Why the path holds such files; None if no file there fits."""
-    return first_fit(path, SUFFIX, fits, deep=DEEP)
 
 
 def open(path: Place, chosen: str | None = None) -> FileSource[Sample]:
