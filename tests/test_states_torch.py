@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import random
 import zipfile
@@ -19,8 +20,8 @@ from hypothesis import HealthCheck, settings
 from state_files import a_sample, v1_file, write_one
 
 from draftscope.errors import DraftscopeError
-from draftscope.states import speculators_v1
-from draftscope.states.opening import open_source
+from draftscope.states import speculators_v1, torchfile
+from draftscope.states.opening import open_source, recognised
 from draftscope.states.pickled import Unfolds, names_in
 from draftscope.states.torchfile import load_tensors
 
@@ -224,3 +225,26 @@ def test_torch_files_that_do_not_fit(case: str, tmp_path: Path) -> None:
     assert len(list(source)) == 1 and [(Path(s.path), s.cause) for s in source.skipped] == [(file, cause)]
     with pytest.raises(DraftscopeError, match=says):
         open_source(file)
+
+
+def test_a_folder_is_recognised_with_one_load_of_a_file_and_nothing_is_kept_of_it(tmp_path: Path,
+                                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(5):
+        write_one("specforge", tmp_path, number)
+    loaded: list[Path] = []
+    load = torchfile._load
+    monkeypatch.setattr(torchfile, "_load", lambda path, named: loaded.append(path) or load(path, named))
+    found = recognised(tmp_path)
+    assert found is not None and (found.name, found.files) == ("specforge", 5)
+    assert len(loaded) == len(set(loaded)) == 5
+    first, again = load_tensors(loaded[-1]), load_tensors(loaded[-1])
+    assert first is not again
+
+
+def test_a_file_that_changed_while_formats_look_is_loaded_anew(tmp_path: Path) -> None:
+    file = tmp_path / "x.pt"
+    with torchfile.loading_once():
+        for number in range(3):
+            torch.save({"a": number}, file)
+            os.utime(file, ns=(number, number))
+            assert load_tensors(file) == {"a": number} and load_tensors(file) is load_tensors(file)

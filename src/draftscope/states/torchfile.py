@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import pickle
 import zipfile
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,27 @@ OTHERS = (*(bytes((0x80, protocol)) for protocol in range(2, 6)), b"\x89HDF\r\n\
 """How files begin that are something else, and whole: pickles (torch before 1.6 among them) and HDF5."""
 
 
-_fetched: tuple[tuple[Place, int], Any] | None = None
+_last: tuple[tuple[Place, int], Any] | None = None
 """The compressed or remote file read last: several formats look at a file before one of them reads it."""
+_looking = False
+
+
+@contextmanager
+def loading_once() -> Iterator[None]:
+    """Within this, any file that is asked for again at once is loaded once, for those who look and change nothing."""
+    global _looking, _last
+    outer, _looking = _looking, True
+    try:
+        yield
+    finally:
+        _looking = outer
+        if not outer and _last is not None and not _fetched(_last[0][0]):
+            _last = None
+
+
+def _fetched(path: Place) -> bool:
+    """Whether opening a file takes all of it."""
+    return path.name.endswith(".gz") or isinstance(path, Remote)
 
 
 def load_tensors(path: Place) -> Any:
@@ -52,19 +72,20 @@ def load_tensors(path: Place) -> Any:
     """
     if not path.is_file():
         raise StatesError("is not a file" if path.exists() else "does not exist", cause="broken", where=str(path))
-    packed = path.name.endswith(".gz")
-    if not packed and isinstance(path, Path):
+    if isinstance(path, Path) and not _looking and not _fetched(path):
         return _load(path, path)
-    global _fetched
-    key = (path, size_of(path) if isinstance(path, Remote) else path.stat().st_mtime_ns)
-    if _fetched is None or _fetched[0] != key:
-        _fetched = None
-        try:
+    global _last
+    try:
+        key = (path, size_of(path) if isinstance(path, Remote) else path.stat().st_mtime_ns)
+        last = _last
+        if last is None or last[0] != key:
+            last = _last = None
+            packed = path.name.endswith(".gz")
             with local_copy(path) as copied, unpacked(copied, path) if packed else nullcontext(copied) as plain:
-                _fetched = (key, _load(plain, path))
-        except OSError as error:
-            raise StatesError(f"cannot be read ({error.strerror or error})", cause="broken", where=str(path)) from None
-    return _fetched[1]
+                last = _last = (key, _load(plain, path))
+        return last[1]
+    except OSError as error:
+        raise StatesError(f"cannot be read ({error.strerror or error})", cause="broken", where=str(path)) from None
 
 
 def load_record(path: Place, expected: str) -> dict[str, Any]:
