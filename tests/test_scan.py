@@ -696,7 +696,7 @@ def test_python(data: Path) -> None:
 
 
 def test_an_empty_shard_says_so(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(DraftscopeError, match="shard 6 of 8 is empty: there are 6 files"):
+    with pytest.raises(DraftscopeError, match="shard 6 of 8 is empty: the source has 6 files"):
         scan(open_source(data), shard=(6, 8))
     assert run(["scan", str(data), "--shard", "7/8", "-o", str(tmp_path / "f")]) == 3
     assert "shard 7 of 8 is empty" in capsys.readouterr().err

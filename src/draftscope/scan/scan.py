@@ -186,7 +186,7 @@ class Course:
         if total is None:
             where = str(self.source.path)
             if not self.chosen and part:
-                raise DraftscopeError(f"shard {part} is empty: there are {count(len(self.source), 'file')}", where=where,
+                raise DraftscopeError(f"shard {part} is empty: the source has {count(len(self.source), 'file')}", where=where,
                                       remedy="Scan in no more shards than there are files, and merge those that hold some")
             if self._first:
                 raise DraftscopeError(f"none of {len(self.chosen)} files can be read; the first: {self._first}", where=where)
