@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import random
 import re
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ import pytest
 import torch
 from places import ROWS, Inspect, Places, inspect_fixture, parts_fixture, places_fixture, write  # noqa: F401 (fixtures)
 from safetensors.torch import load_file, save_file
+from state_files import write_one
 from support import LAYERS, VOCAB, WIDTH, random_draft, random_target
 from torch import Tensor
 
@@ -264,6 +268,13 @@ def test_shapes_that_differ_and_files_that_do_not_fit(inspect: Inspect, tmp_path
     assert report["entries"][0]["rows"] == 36  # of the common shape
 
 
+def test_what_a_trainer_left_beside_its_data_is_no_finding(inspect: Inspect, tmp_path: Path) -> None:
+    write_one("speculators-v1", tmp_path / "d", 0)
+    torch.save({"python": random.getstate(), "arguments": Namespace(lr=1e-4)}, tmp_path / "d" / "rng_state.pth")
+    code, found = inspect(tmp_path / "d")
+    assert code == 0 and found["findings"] == [] and [group["cause"] for group in found["inspected"][0]["skipped"]] == ["foreign"]
+
+
 @pytest.mark.parametrize(("mask", "fault", "strength"), [
     ([0, 0, 0], "lossmask-empty", "proven"), ([1, 0, 1], "lossmask-empty", "supported"),
     ([2, 2, 2], "lossmask-span", "suspected"),
@@ -433,6 +444,19 @@ def test_one_unreadable_path_among_others_is_named_and_the_rest_still_told(inspe
     assert "nowhere" in found["next"][0] and "nowhere" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("names", "code", "verdict"), [
+    (["good", "junk"], 0, "clean"), (["junk", "other"], 3, "undecided"), (["good", "nowhere"], 3, "undecided"),
+    (["nowhere", "elsewhere"], 3, "undecided")])
+def test_only_what_was_inspected_is_clean(names: list[str], code: int, verdict: str, tmp_path: Path) -> None:
+    put(tmp_path / "good", 0, plain())
+    for name in ("junk", "other"):
+        (tmp_path / name).write_bytes(b"no states")
+    out = tmp_path / "out.json"
+    assert run(["inspect", *(str(tmp_path / name) for name in names), "--skip-bad", "--quiet", "--json", str(out)]) == code
+    held = json.loads(out.read_text())
+    assert held["verdict"] == verdict and len(held["next"]) == sum(name != "good" for name in names)
+
+
 def test_json_on_stdout_is_alone_there(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     put(tmp_path / "d", 0, plain())
     assert run(["inspect", str(tmp_path / "d"), "--norms", "--json", "-"]) == 0
@@ -442,3 +466,25 @@ def test_json_on_stdout_is_alone_there(tmp_path: Path, capfdbinary: pytest.Captu
     assert b"input_ids shape" in err
     assert run(["inspect", str(tmp_path / "d"), "--norms", "--quiet"]) == 0
     assert capfdbinary.readouterr() == (b"", b"")
+
+
+@pytest.mark.parametrize("command", [["inspect"], ["scan", "-o", "x.fp"]])
+def test_what_is_neither_file_nor_folder_is_said_to_be_so(command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                          capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
+    for odd in ("pipe", "/dev/zero"):
+        assert run([*command, odd]) == 3
+        assert f"{odd}: is no regular file" in " ".join(capsys.readouterr().err.split())
+
+
+def test_names_that_are_not_utf_8_are_the_reason_where_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / os.fsdecode(b"bad\xff")
+    put(folder, 0, plain())
+    assert run(["inspect", str(folder)]) == 3
+    said = " ".join(capsys.readouterr().err.split())
+    assert "not UTF-8" in said and "Rename" in said and "Copy or write" not in said
+    put(tmp_path / "d", 0, plain())
+    (tmp_path / "d" / "hs_0.safetensors").rename(tmp_path / "d" / os.fsdecode(b"hs_1\xff.safetensors"))
+    put(tmp_path / "d", 0, plain())
+    assert run(["inspect", str(tmp_path / "d"), "--quiet"]) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from draftscope.errors import DraftscopeError
 from draftscope.inspecting.conversations import inspect_conversations
 from draftscope.inspecting.inspect import inspect_path
+from draftscope.pipeline import conversations
 from draftscope.pipeline.conversations import Conversation, Renderer, read_lines
 
 ROWS = [
@@ -45,6 +47,16 @@ def test_what_is_usable_is_what_extract_takes(tmp_path: Path) -> None:
     assert report.facts["empty masks"] == 1
     assert {group.cause: group.files for group in report.skipped}["is not JSON"] == 3
     assert any("1 lines are prompts" in note for note in report.notes)
+
+
+@pytest.mark.parametrize("read", [lambda file: list(read_lines(file, Plain)), inspect_conversations])
+def test_a_line_without_an_end_is_refused_by_whoever_reads_it(read: Callable[[Path], object], tmp_path: Path,
+                                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conversations, "LINE", 1 << 10)
+    file = tmp_path / "data.jsonl"
+    file.write_bytes(ROWS[1] + b"\n" + b'{"token_ids": [' + b"1, " * 1000)
+    with pytest.raises(DraftscopeError, match=r"data\.jsonl: line 2 is longer than"):
+        read(file)
 
 
 def test_lines_of_something_else_are_refused_by_name(tmp_path: Path) -> None:

@@ -299,6 +299,15 @@ def test_samples_against_their_conversations() -> None:
     assert about(*against(rendered, given)) == ["template"]
 
 
+@pytest.mark.parametrize(("broken", "says"), [(1, "1 file of the training data is cut short"),
+                                              (1200, "1,200 files of the training data are cut short")])
+def test_files_cut_short_are_counted(broken: int, says: str) -> None:
+    m = Measurements()
+    m.data.ops = OpsFacts(samples=4, broken=broken, first_broken="hs_1: is not whole")
+    (found,) = fault("run-ops").recognise(m)
+    assert found.says == says
+
+
 def test_room_on_the_disk() -> None:
     m = Measurements()
     m.data.ops = OpsFacts(samples=4, bytes_per_token=32_768, tokens_needed=40_000_000, free=200 * 2**30)

@@ -193,6 +193,11 @@ def test_what_is_no_url_is_a_path_and_unknown_kinds_are_refused(tmp_path: Path) 
     assert place("a:b") == Path("a:b") and place("c/d") == Path("c/d") and place(f"file://{tmp_path}") == tmp_path
     with pytest.raises(UsageError, match="no kind of URL"):
         place("gopher9://x/y")
+    assert place(".") == Path() and place(" ") == Path(" ")
+    for empty in ("", "file://"):
+        with pytest.raises(UsageError, match="an empty path"):
+            place(empty)
+    assert run(["inspect", ""]) == 2 and run(["scan", "", "-o", str(tmp_path / "x.fp")]) == 2
     with pytest.raises(DraftscopeError, match="does not exist"):
         open_source("memory://nothing/here")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
@@ -19,14 +20,16 @@ from torch import Tensor
 import draftscope
 from draftscope.cli.main import run
 from draftscope.errors import DraftscopeError, UsageError
-from draftscope.scan import tally
+from draftscope.scan import kernels, tally
+from draftscope.scan import scan as scanning_module
 from draftscope.scan.accumulators import ACCUMULATORS, Counts, Dimensions, Norms, Outliers
+from draftscope.scan.core import engine_of
 from draftscope.scan.fingerprint import SCHEMA, Fingerprint, Statistics, is_fingerprint, load_fingerprint
 from draftscope.scan.inputs import Inputs
 from draftscope.scan.joint import Cosines, RowSample, row_keys
 from draftscope.scan.packing import checksum
 from draftscope.scan.rich import rich_rows, share_of
-from draftscope.scan.scan import group_of, scan
+from draftscope.scan.scan import Course, Settings, group_of, scan
 from draftscope.scan.shapes import Neighbours, Sketch, Slices, ValueHistogram, omega_of
 from draftscope.scan.statistics import SHAPES
 from draftscope.scan.tally import classes_of, half_of
@@ -337,6 +340,36 @@ def test_scan_against_brute_force(data: Path) -> None:
                 assert torch.allclose(dimensions.mean, rows.mean(0), rtol=1e-9)
                 assert torch.allclose(dimensions.variance, rows.var(0, correction=0), rtol=1e-7)
                 assert statistics.norms.result().mean == pytest.approx(float(rows.norm(dim=-1).mean()), rel=1e-6)
+
+
+@pytest.mark.parametrize("size", [2**32, 500, 1])
+def test_copies_are_counted_once_however_large_the_data_is(size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scanning_module, "CHUNK", size)
+    for number in range(4):
+        write_one("specforge", tmp_path / "plain", number)
+    plain, twice = scan(open_source(tmp_path / "plain")), tmp_path / "twice"
+    shutil.copytree(tmp_path / "plain", twice / "a")
+    shutil.copytree(tmp_path / "plain", twice / "backup")
+    for source in (open_source(twice), open_source(twice)):
+        found = scan(source)
+        assert (found.sequences, found.rows, len(found.inputs)) == (4, plain.rows, 4)
+        assert found.statistics(0).counts.result() == plain.statistics(0).counts.result()
+        assert found.odd["a copy of another"].count == 4
+        (said,) = [note for note in found.notes if "cop" in note]
+        assert said.startswith("4 sequences are copies of others and not counted again: backup/")
+    assert not any("cop" in note for note in plain.notes)
+
+
+def test_an_interrupted_scan_knows_the_copies_of_what_it_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scanning_module, "CHUNK", 1)
+    for folder in ("a", "backup"):
+        write_one("specforge", tmp_path / "d" / folder, 0)
+    source = open_source(tmp_path / "d")
+    first = Course(source, Settings(), [0])
+    list(first.run())
+    course = Course(source, Settings(), [0, 1], first.total, 1)
+    list(course.run())
+    assert (course.finish().sequences, course.finish().odd["a copy of another"].count) == (1, 1)
 
 
 def test_shards_merge_into_the_whole(data: Path, tmp_path: Path) -> None:
@@ -670,3 +703,46 @@ def test_command(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
 def test_python(data: Path) -> None:
     assert isinstance(draftscope.scan(data), Fingerprint)
     assert draftscope.scan(draftscope.open(data)).rows == 180
+
+
+def test_an_empty_shard_says_so(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(DraftscopeError, match="shard 6 of 8 is empty: the source has 6 files"):
+        scan(open_source(data), shard=(6, 8))
+    assert run(["scan", str(data), "--shard", "7/8", "-o", str(tmp_path / "f")]) == 3
+    assert "shard 7 of 8 is empty" in capsys.readouterr().err
+
+
+def test_slots_that_do_not_divide_a_row_are_told_by_those_that_do(tmp_path: Path) -> None:
+    trace = Trace("a", fc_input=torch.ones(4, 12), token_ids=torch.arange(4), accepted=torch.ones(4, dtype=torch.bool))
+    write_trace(tmp_path / "request-000.safetensors", trace)
+    with pytest.raises(DraftscopeError, match=r"do not divide into 5 slots.*--slots.*: 1, 2, 3, 4, 6, 12$"):
+        scan(open_source(tmp_path), slots=5)
+
+
+def test_a_size_that_is_none_is_refused_before_anything_is_read(data: Path, tmp_path: Path) -> None:
+    assert run(["scan", str(data), "--project", "foo", "-o", str(tmp_path / "f")]) == 2
+    assert not (tmp_path / "f").exists()
+
+
+@pytest.mark.parametrize(("dtype", "engine", "says"), [
+    (torch.float64, [], "over states of float64 ran on torch"), (torch.bfloat16, [], ""),
+    (torch.bfloat16, ["--engine", "torch"], "the passes ran on torch, many times slower than compiled"),
+])
+def test_what_was_not_compiled_is_said_by_its_reason(dtype: torch.dtype, engine: list[str], says: str, tmp_path: Path,
+                                                     capsys: pytest.CaptureFixture[str]) -> None:
+    if kernels.compiled() is None:
+        pytest.skip("numba is not installed")
+    held = sample(0)
+    held.states = held.states.to(dtype)
+    folder = folder_of(tmp_path / "d", [held])
+    assert run(["scan", str(folder), *engine, "-o", str(tmp_path / "f")]) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert says in said and "pip install" not in said and bool(says) == ("slower" in said)
+
+
+def test_without_numba_its_package_is_named(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+                                            monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "compiled", lambda: None)
+    monkeypatch.setattr("draftscope.scan.scan.engine_of", lambda name: engine_of("torch"))
+    assert run(["scan", str(data), "-o", str(tmp_path / "f")]) == 0
+    assert "pip install 'draftscope[fast]'" in " ".join(capsys.readouterr().err.split())

@@ -260,7 +260,7 @@ class TestBadInput:
         empty.mkdir()
         with pytest.raises(DraftscopeError, match="holds no file with states"):
             open_source(empty)
-        with pytest.raises(DraftscopeError, match="no readable sequence"):
+        with pytest.raises(DraftscopeError, match="shard 1 of 2 is empty: the source has 1 file"):
             scan(open_source(folder_of(tmp_path / "one", [sample(0)])), shard=(1, 2))
 
     def test_mixed_widths(self, data: Path) -> None:

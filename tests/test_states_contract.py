@@ -43,7 +43,8 @@ def test_a_folder_is_listed_by_number_read_lazily_and_counted(name: str, tmp_pat
     expected = [a_sample(seed=number).token_ids.tolist() for number in (1, 2, 10)]
     assert ids_of(list(source)) == expected == ids_of(list(source))
     assert len(source.skipped) == before  # a second pass counts nothing twice
-    assert FORMATS[name].sniff(tmp_path)
+    found = recognised(tmp_path)
+    assert found is not None and found.name == name and found.why
 
 
 @pytest.mark.parametrize("name", sorted(DEEP))

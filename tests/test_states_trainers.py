@@ -119,7 +119,7 @@ def test_a_replay_sample_brings_its_mask_as_run_lengths(tmp_path: Path) -> None:
     (tmp_path / "samples" / "dataset.json").write_text(json.dumps({"version": 1, "last_hidden_states_prenorm": True}))
     read = one(tmp_path / "samples")
     assert read.loss_mask.tolist() == [False, False, False, True, True, False] and read.claimed_norm == "pre"
-    for runs in ("3,x", "-1,3", "999999999999"):
+    for runs in ("3,x", "-1,3", "999999999999", [3, 2, 1]):
         save(tmp_path / "samples" / "x.pt", {**record, "packed_loss_mask": runs})
         with pytest.raises(DraftscopeError, match="run lengths"):
             list(open_source(tmp_path / "samples" / "x.pt"))

@@ -48,6 +48,7 @@ def command(
     from draftscope.inspecting.as_trainer import check_name
     from draftscope.inspecting.meaning import FOREIGN, foreign
     from draftscope.inspecting.tables import story
+    from draftscope.states.opening import ABSENT
 
     if trainer is not None:
         check_name(trainer)
@@ -65,7 +66,7 @@ def command(
         if isinstance(answer, DraftscopeError):
             if len(paths) == 1:
                 raise answer
-            if not skip_bad:
+            if not skip_bad or answer.what == ABSENT:
                 result.verdict = "undecided"
             result.next.append(str(answer))
             ui.errors.print(f"draftscope: {visible(answer)}", soft_wrap=True)
@@ -87,7 +88,7 @@ def command(
     if trainer is not None and not read_as and result.inspected:
         raise UsageError("--as takes training data, and none of the paths holds any")
     if result.verdict is None and not result.findings:
-        result.verdict = "clean"
+        result.verdict = "clean" if result.inspected else "undecided"
     ui.write_json(result)
     if result.verdict == "undecided":
         return 3

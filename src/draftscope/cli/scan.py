@@ -36,8 +36,10 @@ from draftscope.cli.scanning import (
     forget,
     merge,
     projected,
+    slower,
     there,
 )
+from draftscope.cli.sizes import parse_bytes
 from draftscope.errors import DraftscopeError, UsageError
 
 if TYPE_CHECKING:
@@ -103,6 +105,7 @@ def command(
     from draftscope.scan.served import is_statistics, load_statistics
     from draftscope.states.places import place
 
+    size = None if project is None else parse_bytes(project, "--project")
     part = None if shard is None else shard_of(shard)
     if part is not None:
         out = Path(str(out).replace(NUMBER, str(part[0])))
@@ -142,7 +145,7 @@ def command(
     side = side_of(result)
     for part_of_story in (*fingerprint_story(side), *estimate_story(result)):
         ui.print(part_of_story)
-    more = work.more | projected(ui, project, workers, work.done, work.workers)
+    more = work.more | projected(ui, size, workers, work.done, work.workers)
     ui.print(f"written to {out}")
     made = {"schema": "draftscope.scan/1", "fingerprint": str(out), **side.model_dump(), **more}
     if result.estimated:
@@ -202,10 +205,9 @@ def _scanned(ui: Ui, path: str, out: Path, format: str | None, asked: _Asked, re
         result = scan_to(out, source, settings, choice, resume=resume, command=command, on_progress=on_item, on_kept=on_kept)
         seconds, ended = time.monotonic() - begun, from_disk()
     ui.note_source(source)
-    engines = {one.engine for one in result.provenance}
-    if engines != {"numba"}:
-        ui.note(f"the passes ran on {' and '.join(sorted(engines))}, many times slower than compiled"
-                + ("" if asked.engine else " (`pip install 'draftscope[fast]'`)"))
+    engines = {name for one in result.provenance for name in one.engine.split(", ")}
+    if engines - {"numba"}:
+        ui.note(slower(engines, result.dtypes, asked.engine))
     files, rows, size = taken[-1] if taken else (0, 0, 0)
     done = Done(files, rows, size, seconds, ended - disk if min(disk, ended) >= 0 else -1, "")
     return Work(result, [done], written=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -106,20 +106,34 @@ def there(ui: Ui, host: Host, path: str, out: Path, **asked: Any) -> Work:
     return Work(scanned.fingerprint, more={"resumed_after": scanned.before} if scanned.before else {})
 
 
+def slower(engines: Set[str], dtypes: Sequence[str], asked: str | None) -> str:
+    """What is said of passes that were not compiled, by what they are: numba's absence, or states that it is not for."""
+    import torch
+
+    from draftscope.scan.kernels import KINDS, compiled
+
+    ran = f"ran on {' and '.join(sorted(engines - {'numba'}))}, many times slower than compiled"
+    if asked not in (None, "numba"):
+        return f"the passes {ran}"
+    if compiled() is None:
+        return f"the passes {ran} (`pip install 'draftscope[fast]'`)"
+    other = [name for name in dtypes if getattr(torch, name, None) not in KINDS]
+    return f"the passes over states of {' and '.join(other) or 'this layout'} {ran}: there is nothing compiled for them"
+
+
 def forget(out: Path) -> None:
     """Remove what was kept of scans elsewhere that were to end in this file, which is there now."""
     for path in out.parent.glob(f".{glob.escape(out.name)}.*-*-*.partial"):
         path.unlink(missing_ok=True)
 
 
-def projected(ui: Ui, size: str | None, workers: int, done: Sequence[Done], ran: int) -> dict[str, Any]:
+def projected(ui: Ui, size: int | None, workers: int, done: Sequence[Done], ran: int) -> dict[str, Any]:
     """A projection in words, and for the JSON; nothing where none was asked for."""
     if size is None:
         return {}
-    from draftscope.cli.sizes import parse_bytes
     from draftscope.scan.projecting import project, words
 
-    told = project(parse_bytes(size, "--project"), workers, done, ran)
+    told = project(size, workers, done, ran)
     if told is None:
         ui.note("no projection: less than 0.3 GB was read, which is mostly the beginning of a process")
         return {"projection": None}

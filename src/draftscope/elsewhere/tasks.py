@@ -22,7 +22,7 @@ from draftscope.scan.inputs import UNKNOWN, stamp_of
 from draftscope.scan.rich import share_of
 from draftscope.scan.scan import Course, Settings
 from draftscope.states.folder import FileSource
-from draftscope.states.opening import open_source, recognised
+from draftscope.states.opening import ABSENT, open_source, recognised
 from draftscope.states.types import Sample, Source, Trace
 
 ROWS = 2048
@@ -35,7 +35,7 @@ def inspect_one(path: str, job: dict[str, Any], advance: Callable[[], None]) -> 
     """A path as `inspect` takes it: figures of a pass, or the report of what is no states."""
     place = Path(path).expanduser()
     if not place.exists():
-        raise DraftscopeError("does not exist", where=path, remedy="Check the path")
+        raise DraftscopeError(ABSENT, where=path, remedy="Check the path")
     if job["format"] is None and recognised(place) is None:
         from draftscope.inspecting.otherwise import no_states
 
@@ -73,8 +73,9 @@ def scan_parts(job: dict[str, Any], begun: Callable[[dict[str, Any]], None],
     every = share_of(len(source)) if job["every"] is None else int(job["every"])
     settings = Settings(slots=job["slots"], skip_odd=job["skip_bad"], every=every)
     next, seen, found = int(job["start"]), 0, False
+    known: dict[str, str] = {}
     while next < len(chosen):
-        course = Course(source, settings, chosen, None, next, _after(float(job["seconds"])))
+        course = Course(source, settings, chosen, None, next, _after(float(job["seconds"])), known)
         for _ in course.run(on_progress=lambda progress: advance()):
             pass
         next, fresh = course.next, source.skipped[seen:]

@@ -11,7 +11,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 BUCKET = 32
-BY_STEP = frozenset({"draft_token_ids", "draft_parents", "accepted_counts", "draft_states"})
 
 
 @dataclass(frozen=True, slots=True)

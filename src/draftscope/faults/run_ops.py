@@ -10,6 +10,7 @@ from draftscope.faults.facts_data import OpsFacts, Restart
 from draftscope.faults.measurements import Measurements
 from draftscope.faults.plant import Dump, Plant
 from draftscope.findings import Evidence, Fix, Strength
+from draftscope.text import count
 
 TWICE = 0.1
 """Share of samples from which copies count."""
@@ -66,7 +67,7 @@ class RunOps(Fault):
     def why_not(self, m: Measurements) -> str:
         told, ops, curve = [], m.data.ops, m.data.curve
         if ops is not None:
-            told.append(f"{ops.samples} samples, {ops.twice} of them twice, {ops.broken} files cut short")
+            told.append(f"{count(ops.samples, 'sample')}, {ops.twice} of them twice, {count(ops.broken, 'file')} cut short")
         if curve is not None:
             told.append(f"the log has {len(curve.restarts)} restarts or jumps of the loss")
         return "; ".join(told) or "takes the training data (--train), its conversations (--conversations) or the log (--log)"
@@ -135,9 +136,10 @@ def _broken(ops: OpsFacts) -> Suspicion | None:
     if not ops.broken:
         return None
     return _suspicion(
-        ["train:files"], f"{ops.broken} files of the training data are cut short", "proven",
+        ["train:files"], f"{count(ops.broken, 'file')} of the training data {'is' if ops.broken == 1 else 'are'} cut short",
+        "proven",
         hypothesis="the writer was interrupted, or the disk was full", prediction="every file is whole",
-        measurement="the headers of the files against their lengths", result=f"{ops.broken} are cut short; {ops.first_broken}",
+        measurement="the headers of the files against their lengths", result=f"{ops.broken} cut short; {ops.first_broken}",
         decides="run-ops: the file itself shows it",
         fix="Delete these files and let the writer go on; have it write under another name and rename.",
         figures={"broken": ops.broken})

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from draftscope.errors import DraftscopeError
 from draftscope.inspecting.report import Group, Inspected, Skip
-from draftscope.pipeline.conversations import Messages, parse_line
+from draftscope.pipeline.conversations import Messages, lines_of, parse_line
 from draftscope.states.places import Place
 
 EXAMPLES = 3
@@ -16,35 +15,31 @@ def inspect_conversations(file: Place) -> Inspected | None:
     """A JSONL file of conversations, one a line; None where not one line is such.
 
     Raises:
-        DraftscopeError: the file cannot be read.
+        DraftscopeError: the file cannot be read, or has a line that is too long.
     """
     rendered, tokens, answers, empty = 0, 0, 0, 0
     roles: Counter[str] = Counter()
     groups: dict[str, Group] = {}
     lines = with_tools = prompts = 0
-    try:
-        with file.open("rb") as opened:
-            for index, line in enumerate(opened):
-                lines += 1
-                try:
-                    row = parse_line(line)
-                except ValueError as error:
-                    group = groups.setdefault(str(error), Group(cause=str(error), files=0))
-                    group.files += 1
-                    prompts += str(error) == "has no assistant turn"
-                    if len(group.examples) < EXAMPLES:
-                        group.examples.append(Skip(path=str(file), why=str(error), row=index))
-                    continue
-                if isinstance(row, Messages):
-                    rendered += 1
-                    with_tools += row.tools is not None
-                    roles.update(message["role"] for message in row.messages)
-                else:
-                    tokens += len(row[0])
-                    answers += sum(row[1])
-                    empty += not any(row[1])
-    except OSError as error:
-        raise DraftscopeError(error.strerror or "cannot be read", where=str(file)) from None
+    for index, line in enumerate(lines_of(file)):
+        lines += 1
+        try:
+            row = parse_line(line)
+        except ValueError as error:
+            group = groups.setdefault(str(error), Group(cause=str(error), files=0))
+            group.files += 1
+            prompts += str(error) == "has no assistant turn"
+            if len(group.examples) < EXAMPLES:
+                group.examples.append(Skip(path=str(file), why=str(error), row=index))
+            continue
+        if isinstance(row, Messages):
+            rendered += 1
+            with_tools += row.tools is not None
+            roles.update(message["role"] for message in row.messages)
+        else:
+            tokens += len(row[0])
+            answers += sum(row[1])
+            empty += not any(row[1])
     usable = lines - sum(group.files for group in groups.values())
     if not usable and not prompts:
         return None

@@ -16,7 +16,7 @@ from draftscope.inspecting.norms import Slots, first_norms, norms_block
 from draftscope.inspecting.otherwise import no_states
 from draftscope.inspecting.report import AsTrainer, Inspected
 from draftscope.inspecting.suspicions import find
-from draftscope.states.opening import open_source, recognised
+from draftscope.states.opening import ABSENT, open_source, recognised
 from draftscope.states.places import Place
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def inspect_path(path: Place, *, known: Knowledge | None = None, norms: bool = F
         UsageError: an unknown trainer.
     """
     if not path.exists():
-        raise DraftscopeError("does not exist", where=str(path), remedy="Check the path")
+        raise DraftscopeError(ABSENT, where=str(path), remedy="Check the path")
     if format is None and recognised(path) is None:
         other = no_states(path)
         if other is not None:

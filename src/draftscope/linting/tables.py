@@ -15,7 +15,6 @@ from draftscope.linting.report import ConsumerReading, Lint, Row
 from draftscope.text import pairs, percent, sentence, visible
 
 _STYLES = {"as trained": "green", "differs": "red", "refused": "red", "not said": "dim"}
-_SHOWN = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 
 
 def story(result: Lint) -> Iterator[RenderableType]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from draftscope.errors import DraftscopeError
+from draftscope.states.places import Place
 from draftscope.states.tensorfile import TensorFile
 
 LINE = 256 << 20
@@ -158,23 +159,33 @@ def read_lines(path: Path, renderer: Callable[[], Renderer]) -> Iterator[Convers
         DraftscopeError: the file cannot be read, or the target cannot render messages.
     """
     made: Renderer | None = None
+    for index, line in enumerate(lines_of(path)):
+        try:
+            row = parse_line(line)
+            if isinstance(row, Messages):
+                made = made or renderer()
+                ids, mask = made.conversation(row.messages, row.tools)
+            else:
+                ids, mask = row
+        except ValueError as error:
+            yield Unusable(index, _short(error))
+            continue
+        yield Conversation(index, torch.tensor(ids, dtype=torch.int32), torch.tensor(mask, dtype=torch.bool))
+
+
+def lines_of(path: Place) -> Iterator[bytes]:
+    """Lines of a JSONL file.
+
+    Raises:
+        DraftscopeError: the file cannot be read, or a line is longer than `LINE`.
+    """
     try:
         with path.open("rb") as file:
             for index, line in enumerate(iter(lambda: file.readline(LINE), b"")):
                 if len(line) == LINE:
                     raise DraftscopeError(f"line {index + 1} is longer than {LINE >> 20} MiB", where=str(path),
                                           remedy="Give JSONL: one conversation a line")
-                try:
-                    row = parse_line(line)
-                    if isinstance(row, Messages):
-                        made = made or renderer()
-                        ids, mask = made.conversation(row.messages, row.tools)
-                    else:
-                        ids, mask = row
-                except ValueError as error:
-                    yield Unusable(index, _short(error))
-                    continue
-                yield Conversation(index, torch.tensor(ids, dtype=torch.int32), torch.tensor(mask, dtype=torch.bool))
+                yield line
     except OSError as error:
         raise DraftscopeError(error.strerror or "cannot be read", where=str(path)) from None
 

@@ -11,7 +11,7 @@ Rows are [N, H] of any float dtype. Rows with NaN or infinity are left out of ev
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -19,17 +19,6 @@ from torch import Tensor
 from draftscope.scan import kernels
 
 State = dict[str, Tensor]
-
-
-class Accumulator(Protocol):
-    """What the scan needs of a statistic."""
-
-    def update(self, rows: Tensor) -> None: ...
-    def merge(self, other: Self) -> None: ...
-    def state(self) -> State: ...
-    @classmethod
-    def from_state(cls, state: State) -> Self: ...
-    def result(self) -> Any: ...
 
 
 def finite_rows(rows: Tensor) -> Tensor:

@@ -21,11 +21,14 @@ from draftscope.scan.tally import Tally, quiet
 from draftscope.states.folder import FileSource, why_of
 from draftscope.states.places import Place
 from draftscope.states.types import Sample, Skipped, Source, Trace
+from draftscope.text import count, visible
 
 RUNS = 8
+SLOTS = 16
+"""Numbers of slots that are named where another does not divide a row."""
 CHUNK = 2**32
 """Bytes of states after which figures are handed over: what an interruption may lose."""
-BAD, MASKED, SINGLE = "bad", "without an answer token", "of one token"
+BAD, MASKED, SINGLE, COPY = "bad", "without an answer token", "of one token", "a copy of another"
 
 
 @dataclass
@@ -109,10 +112,11 @@ class Course:
         chosen: numbers of the files to take, in order.
         total: what was counted before, with `next` the number in `chosen` to go on from.
         enough: asked after each file whether to end there.
+        known: names of the inputs that were counted elsewhere, by identity; filled with those counted here.
     """
 
     def __init__(self, source: Source, settings: Settings, chosen: Sequence[int], total: Fingerprint | None = None, next: int = 0,
-                 enough: Callable[[], bool] | None = None) -> None:
+                 enough: Callable[[], bool] | None = None, known: dict[str, str] | None = None) -> None:
         self.source, self.settings, self.chosen = source, settings, chosen
         self.total, self.next = total, next
         self.engine = engine_of(settings.engine)
@@ -121,6 +125,9 @@ class Course:
             self.progress.sequences, self.progress.rows = total.sequences, total.rows
         if isinstance(source, FileSource):
             source.narrow = True
+        self.known = {} if known is None else known
+        if total is not None:
+            self.known |= {one.identity: one.name for one in total.inputs}
         self.left_out: set[int] = set()  # files that changed while they were read
         self._enough, self._first = enough, ""
 
@@ -155,6 +162,7 @@ class Course:
         self.next += chunk.files
         self._first = self._first or chunk.first
         if chunk.made is not None:
+            self.known |= chunk.known
             if self.total is None:
                 self.total = chunk.made
             else:
@@ -177,10 +185,17 @@ class Course:
         total = self.total
         if total is None:
             where = str(self.source.path)
+            if not self.chosen and part:
+                raise DraftscopeError(f"shard {part} is empty: the source has {count(len(self.source), 'file')}", where=where,
+                                      remedy="Scan in no more shards than there are files, and merge those that hold some")
             if self._first:
                 raise DraftscopeError(f"none of {len(self.chosen)} files can be read; the first: {self._first}", where=where)
             why = next((f" ({skip.path}: {skip.why})" for skip in self.source.skipped), "")
             raise DraftscopeError(f"holds no readable sequence{why}", where=where)
+        if (copies := total.odd.get(COPY)) is not None:
+            one, of = copies.named[0]
+            said = count(copies.count, "sequence is a copy of another", "sequences are copies of others")
+            total.notes += (f"{said} and not counted again: {visible(one)} is {visible(of)}",)
         total.origins = (replace(total.origins[0], part=part),)
         total.provenance = tuple(replace(one, command=command) for one in total.provenance)
         if estimated:
@@ -199,6 +214,7 @@ class Chunk:
         self._pool, self._threads = pool, threads
         self._tally: Tally | None = None
         self._reads: list[Read] = []
+        self.known: dict[str, str] = {}
         self._odd: dict[str, Odd] = {}
         self._notes: dict[str, None] = {}
         self._dtypes: set[str] = set()
@@ -250,6 +266,11 @@ class Chunk:
         """One sequence into the tally: its rows and bytes; None where it was passed over."""
         course, source = self.course, self.course.source
         states, answer, names, last = entries_of(item, self.settings.slots, self._notes)
+        stored, stamp = item.states if isinstance(item, Sample) else item.fc_input, read.stamp
+        name, identity = _relative(read.file, source, item.name), identity_of(item.name, stamp.size, item.token_ids, stored)
+        if (first := self.known.get(identity, course.known.get(identity))) is not None:
+            self._odd.setdefault(COPY, Odd()).add(name, first)
+            return None
         if self.made is None:
             before = course.total
             self.made = Fingerprint(names, last, int(states.shape[2])) if before is None else Fingerprint(
@@ -272,15 +293,12 @@ class Chunk:
         given = None if self.settings.groups is None else self.settings.groups.get(getattr(item, "index", -1))
         grouped, group = group_of(item.name, read.position, len(source), str(source.path), given)
         self._grouped.add(grouped)
-        name = _relative(read.file, source, item.name)
         if len(states) == 1:
             self._odd.setdefault(SINGLE, Odd()).add(name)
         elif answer is not None and not bool(answer.any()):
             self._odd.setdefault(MASKED, Odd()).add(name)
-        stored = item.states if isinstance(item, Sample) else item.fc_input
-        stamp = read.stamp
-        made.inputs.add(Input(name, stamp.size, stamp.time, stamp.etag, len(states),
-                              identity_of(item.name, stamp.size, item.token_ids, stored)))
+        made.inputs.add(Input(name, stamp.size, stamp.time, stamp.etag, len(states), identity))
+        self.known[identity] = name
         tally.add(item.name, states, answer, group, item.token_ids if len(item.token_ids) == len(states) else None)
         self.size += states.nbytes
         progress = course.progress
@@ -345,8 +363,9 @@ def entries_of(
     if slots is None:
         slots = 3 if width is None else total // width
     if total % slots:
+        fitting = ", ".join(str(number) for number in range(1, SLOTS + 1) if total % number == 0)
         raise DraftscopeError(f"rows of width {total} do not divide into {slots} slots", where=item.name,
-                              remedy="Say how many slots a row has")
+                              remedy=f"Say how many slots a row has (--slots): up to {SLOTS} these divide it: {fitting}")
     whole = bool(item.accepted.all())
     states = (item.fc_input if whole else item.fc_input[item.accepted]).unflatten(1, (slots, -1))
     names = tuple(f"slot {i}" for i in range(slots))

@@ -17,4 +17,4 @@ DEEP = True
 OVER = frozenset({"speculators-v1"})
 LAYOUT = Layout(features="hidden_states", last="target_hiddens", norm="post")
 _FORMAT = PairFormat(NAME, LAYOUT)
-fits, sniff, open, read_sample = _FORMAT.fits, _FORMAT.sniff, _FORMAT.open, _FORMAT.read_sample
+fits, open, read_sample = _FORMAT.fits, _FORMAT.open, _FORMAT.read_sample

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from draftscope.errors import DraftscopeError
-from draftscope.states.folder import FileSource, first_fit, list_files
+from draftscope.states.folder import FileSource, list_files
 from draftscope.states.places import Place
 from draftscope.states.prefixes import Prefixes
 from draftscope.states.tensorfile import TensorFile, parse_json, save_tensors
@@ -39,11 +39,6 @@ def fits(file: Place) -> str | None:
     if not opened.has("token_ids") or len(opened.shape("token_ids")) != 1:
         return None
     return f"{file.name}: `fc_input` has two axes {list(shape)} (rows, slots x width), with `token_ids` beside it"
-
-
-def sniff(path: Place) -> str | None:
-    """Why the path holds a plain capture; None if no file there fits."""
-    return first_fit(path, SUFFIX, fits)
 
 
 def open(path: Place, chosen: str | None = None) -> FileSource[Trace]:

@@ -106,6 +106,8 @@ def _key(entry: _Entry) -> tuple[str, ...]:
 def _scan(folder: Place, deep: bool, above: tuple[str, ...], found: list[_Entry]) -> None:
     try:
         entries = listing(folder)
+    except NotADirectoryError:
+        raise DraftscopeError("is no regular file, and no folder", where=str(folder), remedy="Name a file or a folder") from None
     except OSError as error:
         raise DraftscopeError(error.strerror or "cannot be listed", where=str(folder)) from None
     for entry in entries:
@@ -274,9 +276,3 @@ def why_of(error: DraftscopeError, file: Place) -> str:
     """The reason without the file's name, which stands beside it."""
     inner = error.where.removeprefix(str(file)).lstrip(", ")
     return f"{inner} {error.what}" if inner else error.what
-
-
-def first_fit(path: Place, suffix: str | tuple[str, ...], fits: Callable[[Place], str | None], *,
-              deep: bool = False) -> str | None:
-    """What `fits` says of the first file that fits; None if none does."""
-    return next((why for file in list_files(path, suffix, deep=deep)[0] if (why := fits(file)) is not None), None)

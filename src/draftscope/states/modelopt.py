@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from draftscope.states.features import Layout
-from draftscope.states.folder import FileSource, first_fit
+from draftscope.states.folder import FileSource
 from draftscope.states.places import Place
 from draftscope.states.torchfile import TORCH_FILES
 from draftscope.states.torchsource import fits_file, open_files, read_file
@@ -30,11 +30,6 @@ UNMARKED = (f"no `{MARKER}`: ModelOpt takes the last state for one after the fin
 def fits(file: Place) -> str | None:
     """Why a file is of this format; None if it is not."""
     return fits_file(file, LAYOUT)
-
-
-def sniff(path: Place) -> str | None:
-    """Why the path holds such files; None if no file there fits."""
-    return first_fit(path, SUFFIX, fits, deep=DEEP)
 
 
 def open(path: Place, chosen: str | None = None) -> FileSource[Sample]:

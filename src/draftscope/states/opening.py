@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Literal, cast
@@ -26,7 +27,7 @@ from draftscope.states import (
 from draftscope.states.folder import FileSource, list_files, listing_once
 from draftscope.states.places import Place, Remote, Unreachable, listing, place, spread
 from draftscope.states.tensorfile import TensorFile
-from draftscope.states.torchfile import TORCH_FILES, load_tensors
+from draftscope.states.torchfile import TORCH_FILES, load_tensors, loading_once
 from draftscope.states.types import Skipped, Source
 
 Kind = Literal["samples", "traces"]
@@ -41,6 +42,8 @@ PROBES = 24
 LOOKED_INTO = 16
 """Folders of one without states that are looked into, for the message."""
 AUTO = "auto"
+ABSENT = "does not exist"
+"""What is said of a path at which there is nothing: passing over what is unreadable does not cover it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,7 @@ def open_source(path: Place | str, format: str | None = None, *, kind: Kind | No
     """
     path = place(path)
     if not path.exists():
-        raise DraftscopeError("does not exist", where=str(path), remedy="Check the path")
+        raise DraftscopeError(ABSENT, where=str(path), remedy="Check the path")
     with listing_once():
         source = _named(path, format, kind) if format not in (None, AUTO) else _found(path, kind)
     if isinstance(source, FileSource):
@@ -149,21 +152,24 @@ def _candidates(path: Place, kind: Kind | None, *, deep: bool) -> list[Found]:
     by_suffix: dict[str, list[Place]] = {}
     for file in files:
         by_suffix.setdefault(next((s for s in SUFFIXES if str(file).endswith(s)), file.suffix), []).append(file)
-    found: list[Found] = []
-    for name, module in FORMATS.items():
-        if deep and not module.DEEP:
-            continue
-        count, why = 0.0, ""
-        asked = kind == module.KIND or not hasattr(module, "claims")
+    formats = {name: module for name, module in FORMATS.items() if module.DEEP or not deep}
+    counts: dict[str, float] = {}
+    whys: dict[str, str] = {}
+    with loading_once():
         for suffix, held in by_suffix.items():
-            if suffix.endswith(module.SUFFIX) or path.is_file():
-                probes = spread(held, 1 if _costly(held[0], suffix) else PROBES)
-                fitting = [said for file in probes if (said := module.fits(file)) is not None and (asked or module.claims(file))]
-                count += len(held) * len(fitting) / len(probes)
-                why = why or next(iter(fitting), "")
-        if count:
-            found.append(Found(name, why, count))
-    return found
+            probes = spread(held, 1 if _costly(held[0], suffix) else PROBES)
+            fitting: Counter[str] = Counter()
+            for file in probes:  # all formats look at a file before the next one is opened
+                for name, module in formats.items():
+                    if not suffix.endswith(module.SUFFIX) and not path.is_file():
+                        continue
+                    said = module.fits(file)
+                    if said is not None and (kind == module.KIND or not hasattr(module, "claims") or module.claims(file)):
+                        fitting[name] += 1
+                        whys.setdefault(name, said)
+            for name, number in fitting.items():
+                counts[name] = counts.get(name, 0.0) + len(held) * number / len(probes)
+    return [Found(name, whys[name], counts[name]) for name in formats if name in counts]
 
 
 def _costly(file: Place, suffix: str) -> bool:

@@ -209,16 +209,17 @@ def place(given: str | Place) -> Place:
 
     Raises:
         Unreachable: a URL of a kind for which a package is missing, or a host that does not answer.
-        UsageError: a URL of no kind that fsspec knows.
+        UsageError: a URL of no kind that fsspec knows, or nothing at all.
     """
     if isinstance(given, Path | Remote):
         return given
     found = URL.match(given)
-    if found is None:
-        return Path(given)
-    kind = found.group(1).lower()
+    kind = "local" if found is None else found.group(1).lower()
     if kind in ("file", "local"):
-        return Path(given[found.end() :])
+        path = given if found is None else given[found.end() :]
+        if not path:
+            raise UsageError("an empty path", remedy="Name a file, a folder or a URL; `.` is the folder you are in")
+        return Path(path)
     clean, shown, options = _without_secrets(kind, given)
     try:
         import fsspec

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from draftscope.errors import DraftscopeError
-from draftscope.states.folder import FileSource, first_fit, list_files, number_of
+from draftscope.states.folder import FileSource, list_files, number_of
 from draftscope.states.places import Place
 from draftscope.states.scales import rescaled
 from draftscope.states.tensorfile import TensorFile, entry_labels, save_tensors
@@ -39,11 +39,6 @@ def fits(file: Place) -> str | None:
     if not opened.has("token_ids") or len(opened.shape("token_ids")) != 1:
         return None
     return f"{file.name}: `hidden_states` has three axes {list(shape)} (tokens, entries, width), with `token_ids` beside it"
-
-
-def sniff(path: Place) -> str | None:
-    """Why the path holds plain training data; None if no file there fits."""
-    return first_fit(path, SUFFIX, fits)
 
 
 def open(path: Place, chosen: str | None = None) -> FileSource[Sample]:

@@ -19,7 +19,7 @@ from torch import Tensor
 from draftscope.errors import DraftscopeError
 from draftscope.states.dtypes import is_floats
 from draftscope.states.errors import StatesError
-from draftscope.states.folder import FileSource, first_fit, list_files, natural
+from draftscope.states.folder import FileSource, list_files, natural
 from draftscope.states.passes import BUDGET, Forward, chosen_boundaries, forward_of, stitch
 from draftscope.states.places import Place
 from draftscope.states.torchfile import load_record, owns_its_data
@@ -47,11 +47,6 @@ def fits(file: Place) -> str | None:
         return None
     return (f"{file.name}: outputs of {len(held)} modules in one forward pass, the residual stream at {len(streams)} boundaries "
             "among them")
-
-
-def sniff(path: Place) -> str | None:
-    """Why the path holds such files; None if no file there fits."""
-    return first_fit(path, SUFFIX, fits, deep=DEEP)
 
 
 def streams_of(held: dict[str, Any]) -> tuple[dict[int, Tensor], Tensor | None]:

@@ -19,7 +19,7 @@ from torch import Tensor
 from draftscope.errors import DraftscopeError
 from draftscope.states.dtypes import is_floats
 from draftscope.states.errors import StatesError
-from draftscope.states.folder import FileSource, first_fit, list_files, natural
+from draftscope.states.folder import FileSource, list_files, natural
 from draftscope.states.passes import BUDGET, Forward, chosen_boundaries, forward_of, stitch
 from draftscope.states.places import Place
 from draftscope.states.torchfile import load_record, owns_its_data
@@ -56,11 +56,6 @@ def fits(file: Place) -> str | None:
     if "value" not in held or not isinstance(held.get("meta"), dict):
         return None
     return f"{file.name[:80]}: one tensor of SGLang's dumper, with its tags"
-
-
-def sniff(path: Place) -> str | None:
-    """Why the path holds such files; None if no file there fits."""
-    return first_fit(path, SUFFIX, fits, deep=DEEP)
 
 
 def open(path: Place, chosen: str | None = None, choice: str = "") -> FileSource[Trace]:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from draftscope.errors import DraftscopeError
 from draftscope.states.errors import StatesError
-from draftscope.states.folder import FileSource, first_fit, list_files
+from draftscope.states.folder import FileSource, list_files
 from draftscope.states.places import Place, local_copy
 from draftscope.states.types import Skipped, Trace
 
@@ -49,11 +49,6 @@ def fits(file: Place) -> str | None:
         return None
     shape = [list(part.shape) for part in first[1]]
     return f"{file.name}: JSON with `hidden_states` of {len(shape)} pieces {shape[:3]} beside `meta_info`"
-
-
-def sniff(path: Place) -> str | None:
-    """Why the path holds such files; None if no file there fits."""
-    return first_fit(path, SUFFIX, fits)
 
 
 def open(path: Place, chosen: str | None = None) -> FileSource[Trace]:

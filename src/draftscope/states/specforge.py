@@ -41,7 +41,7 @@ def _finish(sample: Sample, held: dict[str, Any], notes: list[str]) -> None:
 
 
 _FORMAT = PairFormat(NAME, LAYOUT, _finish)
-fits, sniff, open, read_sample = _FORMAT.fits, _FORMAT.sniff, _FORMAT.open, _FORMAT.read_sample
+fits, open, read_sample = _FORMAT.fits, _FORMAT.open, _FORMAT.read_sample
 
 
 def record_of(sample: Sample) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import torch
 from draftscope.states import plain
 from draftscope.states.arrow import ArrowRows, data_set_of
 from draftscope.states.errors import StatesError
-from draftscope.states.folder import FileSource, first_fit, list_files, number_of
+from draftscope.states.folder import FileSource, list_files, number_of
 from draftscope.states.places import Place
 from draftscope.states.tensorfile import TensorFile
 from draftscope.states.types import Sample
@@ -36,11 +36,6 @@ def fits(file: Place) -> str | None:
     why = plain.fits(file)
     data_set = None if why is None else data_set_of(file.parent)
     return None if data_set is None else f"{why}, in an Arrow data set ({data_set}) whose rows hold the masks"
-
-
-def sniff(path: Place) -> str | None:
-    """Why the path holds such files; None if no file there fits."""
-    return first_fit(files_of(path), SUFFIX, fits)
 
 
 def open(path: Place, chosen: str | None = None) -> FileSource[Sample]:

@@ -16,4 +16,4 @@ KIND = "samples"
 DEEP = True
 LAYOUT = Layout(features="hidden_state", last="target")
 _FORMAT = PairFormat(NAME, LAYOUT)
-fits, sniff, open, read_sample = _FORMAT.fits, _FORMAT.sniff, _FORMAT.open, _FORMAT.read_sample
+fits, open, read_sample = _FORMAT.fits, _FORMAT.open, _FORMAT.read_sample

@@ -16,7 +16,7 @@ from draftscope.errors import DraftscopeError
 from draftscope.states.dtypes import is_floats
 from draftscope.states.errors import StatesError
 from draftscope.states.features import integers_of
-from draftscope.states.folder import FileSource, first_fit, list_files, number_of
+from draftscope.states.folder import FileSource, list_files, number_of
 from draftscope.states.mapped import stacked
 from draftscope.states.places import Place
 from draftscope.states.tensorfile import entry_labels
@@ -41,11 +41,6 @@ def fits(file: Place) -> str | None:
     except DraftscopeError:
         return None
     return f"{file.name}: a torch file whose `hidden_states` is {len(states)} tensors {list(states[0].shape)} (tokens, width)"
-
-
-def sniff(path: Place) -> str | None:
-    """Why the path holds such files; None if no file there fits."""
-    return first_fit(path, SUFFIX, fits)
 
 
 def open(path: Place, chosen: str | None = None) -> FileSource[Sample]:

@@ -66,6 +66,9 @@ class TensorFile:
             self._names = self._file.names
             self.metadata: dict[str, str] = self._file.metadata
         except (SafetensorError, OSError, ValueError) as error:
+            if not _is_text(path):
+                raise StatesError("has a name that is not UTF-8, and safetensors files are opened by such alone", cause="foreign",
+                                  where=str(path), remedy="Rename the file, or the folder whose name it is") from None
             raise StatesError(f"is not a whole safetensors file ({_reason(error)})", cause="broken", where=str(path),
                               remedy="Copy or write it again") from None
 
@@ -259,6 +262,15 @@ def entry_labels(metadata: Mapping[str, Any], length: int, notes: list[str]) -> 
         return tuple(str(label) for label in labels)
     ids = json_list(metadata, "layer_ids", length, notes)
     return tuple(f"entry {i}" for i in range(length)) if ids is None else tuple(f"layer {i}" for i in ids)
+
+
+def _is_text(path: Place) -> bool:
+    """Whether a name can be written as UTF-8; others come with surrogates from the system."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _short(dtype: torch.dtype) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from draftscope.errors import DraftscopeError
 from draftscope.states.features import Layout, fits_pair, read_pair
-from draftscope.states.folder import FileSource, first_fit, list_files, number_of
+from draftscope.states.folder import FileSource, list_files, number_of
 from draftscope.states.places import Place
 from draftscope.states.tensorfile import read_json
 from draftscope.states.torchfile import TORCH_FILES, load_record, load_tensors
@@ -49,10 +49,6 @@ class PairFormat:
     def fits(self, file: Place) -> str | None:
         """Why a file is of this format; None if it is not."""
         return fits_file(file, self.layout)
-
-    def sniff(self, path: Place) -> str | None:
-        """Why the path holds such files; None if no file there fits."""
-        return first_fit(path, TORCH_FILES, self.fits, deep=True)
 
     def open(self, path: Place, chosen: str | None = None) -> FileSource[Sample]:
         """Samples of a folder, those below it, or of one file, lazily, by number.

@@ -16,7 +16,7 @@ from torch import Tensor
 from draftscope.errors import DraftscopeError
 from draftscope.states.errors import StatesError
 from draftscope.states.features import Layout, fits_pair, read_pair
-from draftscope.states.folder import FileSource, first_fit, list_files
+from draftscope.states.folder import FileSource, list_files
 from draftscope.states.places import Place
 from draftscope.states.torchfile import TORCH_FILES, load_record, load_tensors, owns_its_data
 from draftscope.states.torchsource import described
@@ -44,11 +44,6 @@ def fits(file: Place) -> str | None:
         if _is_state(record, layout) and (why := fits_pair(record, layout, file)) is not None:
             return why + (f", in the `batch` of step {held.get('step')}" if record is batch else "")
     return None
-
-
-def sniff(path: Place) -> str | None:
-    """Why the path holds such files; None if no file there fits."""
-    return first_fit(path, SUFFIX, fits, deep=DEEP)
 
 
 def open(path: Place, chosen: str | None = None) -> FileSource[Sample]:
@@ -88,8 +83,10 @@ def read_samples(file: Place, notes: list[str], norm: Norm | None = None) -> lis
     if not isinstance(ids, Tensor) or ids.dim() not in (1, 2) or not owns_its_data(ids):
         raise StatesError("is no tensor of token ids", where=f"{file}, input_ids")
     count = 1 if ids.dim() == 1 else ids.shape[0]
-    if held.get("packed_loss_mask") is not None:
-        batch = {**batch, "loss_mask": _unpack(str(held["packed_loss_mask"]), ids.shape[-1], str(file))}
+    if (packed := held.get("packed_loss_mask")) is not None:
+        if not isinstance(packed, str):
+            raise StatesError(f"is a {type(packed).__name__}, no list of run lengths", where=f"{file}, packed_loss_mask")
+        batch = {**batch, "loss_mask": _unpack(packed, ids.shape[-1], str(file))}
     return [_sequence(file, batch, layout, row, count, notes, norm) for row in range(count)]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from draftscope.errors import DraftscopeError
 from draftscope.states.errors import StatesError
 from draftscope.states.features import Layout, fits_pair, read_pair
-from draftscope.states.folder import FileSource, first_fit, list_files
+from draftscope.states.folder import FileSource, list_files
 from draftscope.states.places import Place
 from draftscope.states.torchfile import TORCH_FILES, load_tensors
 from draftscope.states.types import Sample, Skipped
@@ -37,11 +37,6 @@ def fits(file: Place) -> str | None:
             if (why := fits_pair(record, layout, file)) is not None:
                 return f"{why}, in a list of {len(held)}"
     return None
-
-
-def sniff(path: Place) -> str | None:
-    """Why the path holds such files; None if no file there fits."""
-    return first_fit(path, SUFFIX, fits, deep=DEEP)
 
 
 def open(path: Place, chosen: str | None = None) -> FileSource[Sample]:

@@ -13,7 +13,7 @@ import torch
 
 from draftscope.errors import UsageError
 from draftscope.states import plain
-from draftscope.states.folder import LOCK, FileSource, first_fit, list_files
+from draftscope.states.folder import LOCK, FileSource, list_files
 from draftscope.states.places import Place
 from draftscope.states.scales import rescaled
 from draftscope.states.tensorfile import TensorFile
@@ -36,11 +36,6 @@ def fits(file: Place) -> str | None:
 def claims(file: Place) -> bool:
     """Whether a file that fits is taken for a capture unasked."""
     return file.with_name(file.name + LOCK).exists()
-
-
-def sniff(path: Place) -> str | None:
-    """Why the path holds such files; None if no file there fits."""
-    return first_fit(path, SUFFIX, fits)
 
 
 def open(path: Place, chosen: str | None = None, choice: str = "") -> FileSource[Trace]:
