@@ -34,7 +34,7 @@ def command(
     Layer ids are rewritten into the consumer's own convention and place. What a form or consumer can't honour is refused by
     name; every change is said.
     """
-    ui = setup(quiet, json=json)
+    ui = setup(quiet, json=json, schema="convert")
     from draftscope.states.places import place
     from draftscope.target.parts import target_folder
 

@@ -27,7 +27,7 @@ def command(
     The same tokens must give the same states, whatever else was in the batch. Exit code 1: they do not, and what the rows hold
     instead is named. With one capture alone only contradictions within it can be found (exit code 5 where there are none).
     """
-    ui = setup(quiet, threads, json=json, refusal=_refusal)
+    ui = setup(quiet, threads, json=json, schema="verify", refusal=_refusal)
     from draftscope.inspecting.placing import know
     from draftscope.inspecting.tables import verified_story
     from draftscope.inspecting.verify import MARK, verify
