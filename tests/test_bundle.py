@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
+from full_disk import disk_of
 from safetensors.torch import load
 from tiny import DRAFT, TARGET, tiny_rig
 
@@ -139,6 +142,24 @@ def test_only_a_bundle_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixt
     first = (tmp_path / "a.zip").read_bytes()
     run(["diagnose", "--draft", str(DRAFT), "--quiet", "--bundle", str(tmp_path / "a.zip")])
     assert (tmp_path / "a.zip").read_bytes() == first
+
+
+def test_a_full_disk_leaves_the_earlier_bundle(tmp_path: Path) -> None:
+    path = tmp_path / "a.zip"
+    write_bundle(path, Diagnosis(verdict="clean"), Inputs())
+    before = path.read_bytes()
+    with disk_of(1000), pytest.raises(DraftscopeError, match="cannot be written"):
+        write_bundle(path, Diagnosis(verdict="undecided"), Inputs())
+    assert path.read_bytes() == before
+    assert [*tmp_path.iterdir()] == [path]
+    (tmp_path / "link.zip").symlink_to("b.zip")
+    write_bundle(tmp_path / "link.zip", Diagnosis(verdict="clean"), Inputs())
+    assert (tmp_path / "b.zip").read_bytes() == before and (tmp_path / "link.zip").is_symlink()
+    os.mkfifo(tmp_path / "pipe")
+    with ThreadPoolExecutor(1) as reading:
+        read = reading.submit((tmp_path / "pipe").read_bytes)
+        write_bundle(tmp_path / "pipe", Diagnosis(verdict="clean"), Inputs())
+        assert read.result(20) == before
 
 
 def test_tokens_of_what_the_report_draws_stay_out() -> None:

@@ -26,6 +26,7 @@ from draftscope.cli.generate import (
     prepare,
     report,
 )
+from draftscope.cli.outputs import Output
 from draftscope.cli.sizes import parse_bytes
 from draftscope.cli.speculation import KOption, NodesOption, StepsOption, TopkOption, shape_of
 from draftscope.errors import UsageError
@@ -186,9 +187,10 @@ setattr(sglang, "__signature__", signature(vllm, eval_str=True).replace(paramete
 def _around(engine: str, example: str, command: list[str] | None, out: Path | None, emit: Path | None, json: str | None,
             quiet: bool, options: Mapping[str, Any]) -> None:
     """Run a command with the part that runs inside in its processes, and say what was captured."""
-    ui = setup(quiet, json=json, schema="capture")
     from draftscope.engines import launching
 
+    ui = setup(quiet, json=json, schema="capture",
+               outputs=[] if emit is None else [Output("--emit", emit, launching.is_own)])
     if emit is not None:
         launching.emit(emit)
         ui.print(f"wrote {visible(emit)}; its head says how to use it")
