@@ -16,12 +16,14 @@ from tiny import DRAFT, TARGET, tiny_rig
 
 from draftscope.bundling import FOLDER, Scrubber, _without_tokens, write_bundle
 from draftscope.cli.main import run
+from draftscope.cli.outputs import own_json
 from draftscope.diagnose.case import Inputs
 from draftscope.errors import DraftscopeError
 from draftscope.faults import fault
 from draftscope.faults.plant import Plant
 from draftscope.findings import Diagnosis, Evidence, Finding, Fix
 from draftscope.states.opening import open_source
+from draftscope.viewing.runs import Runs
 
 TEXT = ("token_ids", "verified_ids", "draft_input_ids", "draft_token_ids")
 
@@ -142,6 +144,19 @@ def test_only_a_bundle_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixt
     first = (tmp_path / "a.zip").read_bytes()
     run(["diagnose", "--draft", str(DRAFT), "--quiet", "--bundle", str(tmp_path / "a.zip")])
     assert (tmp_path / "a.zip").read_bytes() == first
+
+
+def test_an_unpacked_bundle_is_a_run(case: Path, tmp_path: Path) -> None:
+    """What looks for diagnoses reads the beginning of a file; the evidence may be longer than that."""
+    diagnosed(case, tmp_path / "a.zip")
+    with zipfile.ZipFile(tmp_path / "a.zip") as archive:
+        archive.extractall(tmp_path)
+    held = (tmp_path / FOLDER / "diagnosis.json").read_bytes()
+    assert len(held) > 4096 and own_json("diagnosis")(held[:4096])
+    (found,) = Runs(tmp_path).all()
+    assert found.name == f"{FOLDER}/diagnosis.json" and found.diagnosis is not None
+    keys = list(json.loads(held))
+    assert keys[0] == "schema" and keys[1:] == sorted(keys[1:])
 
 
 def test_a_full_disk_leaves_the_earlier_bundle(tmp_path: Path) -> None:

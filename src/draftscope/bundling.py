@@ -190,7 +190,14 @@ def _story(diagnosis: Diagnosis) -> bytes:
 
 
 def _json(value: Any) -> bytes:
-    return (json.dumps(value, indent=2, ensure_ascii=False, sort_keys=True) + "\n").encode("utf-8", "backslashreplace")
+    return (json.dumps(_ordered(value), indent=2, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
+
+
+def _ordered(value: Any) -> Any:
+    """Keys in order, but for a schema: who looks for files of one reads their beginnings."""
+    if isinstance(value, Mapping):
+        return {key: _ordered(value[key]) for key in sorted(value, key=lambda key: (key != "schema", key))}
+    return [_ordered(one) for one in value] if isinstance(value, list) else value
 
 
 def _collected(left_out: list[str], parts: Iterator[tuple[str, Callable[[], bytes]]]) -> dict[str, bytes]:
