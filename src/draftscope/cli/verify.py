@@ -38,7 +38,10 @@ def command(
         ui.print(part)
     ui.write_json(result)
     if mark and captures[0].is_dir() and len(captures) > 1:
-        write_json(captures[0] / MARK, marked(captures[0], result))
+        try:
+            write_json(captures[0] / MARK, marked(captures[0], result))
+        except DraftscopeError as error:
+            ui.note(f"a diagnosis will not know of this: {error}")
     if result.findings:
         raise typer.Exit(1)
     if result.verdict == "undecided":
