@@ -145,6 +145,9 @@ def test_exit_codes(does: str, code: int, says: str, probe: Path, capsys: pytest
 def test_usage_errors_of_the_parser_are_2(probe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["probe"]) == 2
     assert run(["probe", "nothing", "--threads", "many"]) == 2
+    for number in ("0", "1025", "100000"):
+        assert run(["probe", "nothing", "--threads", number]) == 2
+        assert "Invalid value for '--threads'" in capsys.readouterr().err
     assert run(["prob", "nothing"]) == 2
     assert "Did you mean 'probe'" in capsys.readouterr().err
 

@@ -38,7 +38,7 @@ HtmlOption = Annotated[Path | None, typer.Option("--html", metavar="FILE", help=
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only; the exit code tells the rest.")]
 SeedOption = Annotated[int, typer.Option("--seed", min=0, metavar="N", help="Seed of everything drawn at random.")]
 ThreadsOption = Annotated[
-    int | None, typer.Option("--threads", min=1, metavar="N", help="CPU threads; without it as many as torch takes.")
+    int | None, typer.Option("--threads", min=1, max=1024, metavar="N", help="CPU threads; without it as many as torch takes.")
 ]
 
 FormatOption = Annotated[
