@@ -51,6 +51,8 @@ SkipBadOption = Annotated[
 
 Refusal = Callable[[DraftscopeError], BaseModel]
 PIPED_WIDTH = 100
+EVERY = 30.0
+"""Seconds between two lines of progress where there is no terminal."""
 
 
 class PipeConsole(Console):
@@ -113,7 +115,7 @@ class Ui:
     def progress(
         self, what: str, total: float | None = None, unit: str = "", beside: Path | None = None,
     ) -> Iterator[Callable[..., None]]:
-        """Progress with rate and time left, on an interactive stderr only.
+        """Progress with rate and time left on an interactive stderr; elsewhere a line now and then.
 
         Args:
             beside: an output, beside which how far the work is stands in a file of its own while it lasts.
@@ -134,8 +136,11 @@ class Ui:
 
     @contextlib.contextmanager
     def _shown(self, what: str, total: float | None, unit: str) -> Iterator[Callable[..., None]]:
-        if self.quiet or not self.errors.is_terminal:
+        if self.quiet:
             yield lambda amount=1, *, what=None, total=None: None
+            return
+        if not self.errors.is_terminal:
+            yield _Lines(self.errors, what, total, unit).advance
             return
         columns = (TextColumn("{task.description}", markup=False), BarColumn(), _Done(), _Rate(), TimeRemainingColumn())
         with Progress(*columns, console=self.errors, transient=True) as bar:
@@ -145,6 +150,32 @@ class Ui:
                 bar.update(task, advance=amount, total=total, description=None if what is None else visible(what, 40))
 
             yield advance
+
+
+@dataclass
+class _Lines:
+    """How far a work is where there is no terminal: a line in EVERY seconds."""
+
+    console: Console
+    what: str
+    total: float | None
+    unit: str
+    done: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._begun = self._told = time.monotonic()
+
+    def advance(self, amount: float = 1, *, what: str | None = None, total: float | None = None) -> None:
+        self.done += amount
+        self.what, self.total = what or self.what, self.total if total is None else total
+        now = time.monotonic()
+        if now - self._told < EVERY:
+            return
+        self._told = now
+        of = "" if self.total is None else f"/{self.total:,.0f}"
+        rate = self.done / max(now - self._begun, 1e-9)
+        told = f"{self.done:,.0f}{of} {self.unit}".rstrip() + f", {rate:,.{0 if rate >= 10 else 2}f}/s"
+        self.console.print(Text(f"{visible(self.what, 40)}: {told}"), soft_wrap=True)
 
 
 class Noted:
