@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import json
+import os
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
+from full_disk import disk_of
 from safetensors.torch import load
 from tiny import DRAFT, TARGET, tiny_rig
 
 from draftscope.bundling import FOLDER, Scrubber, _without_tokens, write_bundle
 from draftscope.cli.main import run
+from draftscope.cli.outputs import own_json
 from draftscope.diagnose.case import Inputs
 from draftscope.errors import DraftscopeError
 from draftscope.faults import fault
 from draftscope.faults.plant import Plant
 from draftscope.findings import Diagnosis, Evidence, Finding, Fix
 from draftscope.states.opening import open_source
+from draftscope.viewing.runs import Runs
 
 TEXT = ("token_ids", "verified_ids", "draft_input_ids", "draft_token_ids")
 
@@ -139,6 +144,37 @@ def test_only_a_bundle_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixt
     first = (tmp_path / "a.zip").read_bytes()
     run(["diagnose", "--draft", str(DRAFT), "--quiet", "--bundle", str(tmp_path / "a.zip")])
     assert (tmp_path / "a.zip").read_bytes() == first
+
+
+def test_an_unpacked_bundle_is_a_run(case: Path, tmp_path: Path) -> None:
+    """What looks for diagnoses reads the beginning of a file; the evidence may be longer than that."""
+    diagnosed(case, tmp_path / "a.zip")
+    with zipfile.ZipFile(tmp_path / "a.zip") as archive:
+        archive.extractall(tmp_path)
+    held = (tmp_path / FOLDER / "diagnosis.json").read_bytes()
+    assert len(held) > 4096 and own_json("diagnosis")(held[:4096])
+    (found,) = Runs(tmp_path).all()
+    assert found.name == f"{FOLDER}/diagnosis.json" and found.diagnosis is not None
+    keys = list(json.loads(held))
+    assert keys[0] == "schema" and keys[1:] == sorted(keys[1:])
+
+
+def test_a_full_disk_leaves_the_earlier_bundle(tmp_path: Path) -> None:
+    path = tmp_path / "a.zip"
+    write_bundle(path, Diagnosis(verdict="clean"), Inputs())
+    before = path.read_bytes()
+    with disk_of(1000), pytest.raises(DraftscopeError, match="cannot be written"):
+        write_bundle(path, Diagnosis(verdict="undecided"), Inputs())
+    assert path.read_bytes() == before
+    assert [*tmp_path.iterdir()] == [path]
+    (tmp_path / "link.zip").symlink_to("b.zip")
+    write_bundle(tmp_path / "link.zip", Diagnosis(verdict="clean"), Inputs())
+    assert (tmp_path / "b.zip").read_bytes() == before and (tmp_path / "link.zip").is_symlink()
+    os.mkfifo(tmp_path / "pipe")
+    with ThreadPoolExecutor(1) as reading:
+        read = reading.submit((tmp_path / "pipe").read_bytes)
+        write_bundle(tmp_path / "pipe", Diagnosis(verdict="clean"), Inputs())
+        assert read.result(20) == before
 
 
 def test_tokens_of_what_the_report_draws_stay_out() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import pty
@@ -145,6 +146,9 @@ def test_exit_codes(does: str, code: int, says: str, probe: Path, capsys: pytest
 def test_usage_errors_of_the_parser_are_2(probe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["probe"]) == 2
     assert run(["probe", "nothing", "--threads", "many"]) == 2
+    for number in ("0", "1025", "100000"):
+        assert run(["probe", "nothing", "--threads", number]) == 2
+        assert "Invalid value for '--threads'" in capsys.readouterr().err
     assert run(["prob", "nothing"]) == 2
     assert "Did you mean 'probe'" in capsys.readouterr().err
 
@@ -252,6 +256,20 @@ def test_colour_and_progress_only_on_a_terminal(probe: Path) -> None:
         os.close(follower)
     assert "counting" in seen
     assert "3/3 rows" in seen
+
+
+def test_in_a_pipe_progress_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    clock = itertools.count(0, 7)
+    monkeypatch.setattr(common.time, "monotonic", lambda: next(clock))
+    for quiet in (False, True):
+        ui = common.setup(quiet)
+        with ui.progress("speculating", None, "tokens") as advance:
+            for n in range(12):
+                advance(100, **({"total": 1200} if n == 7 else {}))
+        told = capsys.readouterr()
+        assert told.out == ""
+        assert told.err.splitlines() == ([] if quiet else [
+            "speculating: 500 tokens, 14/s", "speculating: 1,000/1,200 tokens, 14/s"])
 
 
 def test_write_text_is_whole_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
@@ -21,6 +22,7 @@ from draftscope.compare.assignment import assign
 from draftscope.compare.distances import distance, wasserstein
 from draftscope.compare.statistics import Comparison, compare_fingerprints
 from draftscope.errors import DraftscopeError
+from draftscope.report.comparison import norm
 from draftscope.scan.accumulators import Norms
 from draftscope.scan.fingerprint import Fingerprint, Origin, Statistics
 from draftscope.scan.tally import add_sequence
@@ -293,3 +295,22 @@ def test_command_and_python(tmp_path: Path, texts: tuple[list[Tensor], list[Tens
     assert json.loads(made.json_text())["assignment"] == json.loads((tmp_path / "c.json").read_text())["assignment"]
     assert draftscope.compare(fingerprint(texts[0], (1, 3)), a.parent / "b.safetensors").a.width == 64
     assert run(["compare", str(a), str(tmp_path / "nothing")]) == 3
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_no_figure_is_cut_at_any_width(width: int, tmp_path: Path, texts: tuple[list[Tensor], list[Tensor]],
+                                       monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    made = fingerprint(texts[0], (1, 3, 6, 8))
+    made.entries = ("after layer 1 of the target", "layer 3", "layer 6", "the last hidden state")
+    made.save(tmp_path / "a.safetensors")
+    monkeypatch.setenv("COLUMNS", str(width))
+    assert run(["compare", str(tmp_path / "a.safetensors"), str(tmp_path / "a.safetensors")]) == 0
+    told = capsys.readouterr().out
+    table = told.split("\n\n")[0]
+    assert max(map(len, told.splitlines())) <= width
+    for entry in draftscope.compare(made, made).a.entries:
+        for name in ("first", "sink", "answer", "other"):
+            figures = entry.classes[name]
+            if figures.rows:
+                row = f"{norm(figures.norm_mean)} +{norm(figures.norm_median)} "
+                assert re.search(row, table) and norm(figures.norm_max) in table, (row, table)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from state_files import write_one
 from support import WIDTH, random_draft, save_target
 from test_draft_model import MLA
 from torch import Tensor
@@ -20,6 +21,7 @@ from draftscope.eagle3.config import LatentAttention
 from draftscope.eagle3.dialects import LAYER_IDS
 from draftscope.eagle3.model import Draft, StepMask
 from draftscope.errors import DraftscopeError, UsageError
+from draftscope.inspecting.checkpoints import is_draft
 from draftscope.pipeline.convert_drafts import convert_draft
 
 D = 100
@@ -301,3 +303,26 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     a_checkpoint(tmp_path / "q", qk_norm=True)
     assert run(["convert", str(tmp_path / "q"), "--to", "sglang@0.5.23", "-o", str(tmp_path / "c")]) == 3
     assert "qk_norm: true" in capsys.readouterr().err and not (tmp_path / "c").exists()
+
+
+def test_inspect_and_convert_agree_on_what_is_a_draft(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Named by its tensors, by its configuration, or by neither; a target and data are none, whatever lies beside them."""
+    a_checkpoint(tmp_path / "native")
+    for name in ("bare", "torch"):  # nothing but the tensors tells; then, not even these before they are unpickled
+        a_checkpoint(tmp_path / name)
+        raw = raw_of(tmp_path / name)
+        raw["architectures"] = ["LlamaForCausalLM"]
+        raw.pop("draft_vocab_size")
+        (tmp_path / name / "config.json").write_text(json.dumps(raw))
+    torch.save(load_file(tmp_path / "torch" / "model.safetensors"), tmp_path / "torch" / "pytorch_model.bin")
+    (tmp_path / "torch" / "model.safetensors").unlink()
+    save_target(tmp_path / "target")
+    for name, note in (("data", {"model": "x"}), ("beside", raw_of(tmp_path / "target"))):
+        write_one("plain", tmp_path / name, 0)
+        (tmp_path / name / "config.json").write_text(json.dumps(note))
+    drafts = {name: is_draft(tmp_path / name) for name in ("native", "bare", "torch", "target", "data", "beside")}
+    assert drafts == {"native": True, "bare": True, "torch": True, "target": False, "data": False, "beside": False}
+    for name, draft in drafts.items():
+        run(["convert", str(tmp_path / name), "--to", "native", "-o", str(tmp_path / f"{name}-out")])
+        assert ("holds no draft checkpoint" in capsys.readouterr().err) == (not draft), name
+    assert run(["convert", str(tmp_path / "beside"), "--to", "plain", "-o", str(tmp_path / "made")]) == 0

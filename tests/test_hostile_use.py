@@ -230,6 +230,71 @@ def test_earlier_results_and_empty_files_are_overwritten(tmp_path: Path) -> None
         assert all(output.stat().st_size for output in outputs.values())
 
 
+@pytest.mark.parametrize(("command", "one", "other"), [
+    ("scan d -o {} --json {}", "same", "same"),
+    ("scan d -o {} --json {}", "same", "link"),
+    ("scan d -o {} --json {}", "link", "same"),
+    ("scan d -o {} --json {}", "same", "down/../same"),
+    ("scan d -o {} --json {}", "same", "same.partial"),
+    ("scan d -o {} --json {}", "same", "same.progress.json"),
+    ("scan d -o {} --shard 1/3 --json {}", "s{i}", "s1"),
+    ("compare d d --json {} --html {}", "same", "link"),
+    ("diagnose --train d --json {} --html {}", "link", "same"),
+    ("diagnose --train d --json {} --bundle {}", "same", "same"),
+    ("diagnose --train d --html {} --bundle {}", "same", "link"),
+    ("diagnose --train d --json {} --apply {}", "same", "link"),
+    ("gate --baseline b --serve d --json {} --summary {}", "same", "link"),
+    ("gate --serve d --write-baseline --baseline {} --json {}", "same", "link"),
+    ("gate --serve d --write-baseline --baseline {} --summary {}", "same", "same"),
+    ("drill --markdown {} --calibrate {}", "same", "link"),
+    ("drill --markdown {} --json {}", "same", "same"),
+])
+def test_two_outputs_of_one_name_are_refused_before_the_work(command: str, one: str, other: str, tmp_path: Path,
+                                                             monkeypatch: pytest.MonkeyPatch,
+                                                             capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "down").mkdir()
+    (tmp_path / "link").symlink_to("same")
+    write_one("plain", tmp_path / "d", 0)
+    assert in_contract(*command.format(one, other).split()) == 2
+    assert "is used by --" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["d", "down", "link"]
+
+
+def test_two_outputs_may_go_to_one_device(tmp_path: Path) -> None:
+    write_one("plain", tmp_path / "d", 0)
+    assert in_contract("compare", tmp_path / "d", tmp_path / "d", "--json", os.devnull, "--html", os.devnull) != 2
+
+
+WRITTEN = {
+    "lint none": "lint", "extract none -o o": "extract", "replay --states none --draft none": "replay",
+    "capture verify none": "verify", "compare none none": "compare", "demo --fault none": "diagnosis",
+    "inspect none": "inspect", "prepare none -o o": "prepare",
+    "convert none --to native -o o": "convert", "generate none": "generate", "train none -o o": "train",
+    "capture transformers none -o o": "generate", "capture vllm -o o": "capture", "capture sglang -o o": "capture",
+    "capture vllm --sweep none": "sweep", "drill --from none": "drill", "diagnose --draft none": "diagnosis",
+    "gate --baseline none --serve none": "gate", "scan none -o o": "scan",
+}
+"""Every command that writes JSON, given what it refuses, and what it calls its JSON."""
+
+
+@pytest.mark.parametrize("command", WRITTEN)
+def test_json_overwrites_that_of_the_same_command_alone(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                        capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    held = tmp_path / "held.json"
+    foreign = [*{*WRITTEN.values(), "baseline", "confidence", "absorbed", "progress"} - {WRITTEN[command]}, "", "no"]
+    for text in (*(f'{{"schema": "draftscope.{name}/1"}}' for name in foreign),
+                 f'{{"tool": {{"schema": "draftscope.{WRITTEN[command]}/1"}}}}'):
+        held.write_text(text)
+        assert in_contract(*command.split(), "--json", held) == 2
+        assert "no earlier result" in capsys.readouterr().err
+        assert held.read_text() == text
+    held.write_text(f'{{\n  "schema": "draftscope.{WRITTEN[command]}/1"\n}}')
+    in_contract(*command.split(), "--json", held)
+    assert "no earlier result" not in capsys.readouterr().err
+
+
 def test_no_file_takes_the_place_of_a_pipe_or_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_one("plain", tmp_path / "d", 0)
     os.mkfifo(tmp_path / "pipe")

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from full_disk import disk_of
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -635,3 +636,21 @@ def test_the_file_can_be_written_out(tmp_path: Path) -> None:
     assert done.stdout.split()[0] == inside.VERSION
     assert cli(["capture", "vllm", "--emit", str(tmp_path / "no-module.py")]) == 2
     assert cli(["capture", "vllm", "-o", str(tmp_path), "--", "true"]) == 2
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_writing_it_out_overwrites_no_other_program(engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "mine.py"
+    for text in ("print('mine')\n", "# draftscope 1.0: what I think of it\n"):
+        path.write_text(text)
+        assert cli(["capture", engine, "--emit", str(path)]) == 2
+        assert "no earlier result" in capsys.readouterr().err
+        assert path.read_text() == text
+    path.write_text(launching.source().replace(launching.VERSION, "0.0.1", 1))
+    assert cli(["capture", engine, "--emit", str(path)]) == 0
+    assert path.read_text() == launching.source()
+    assert cli(["capture", engine, "--emit", str(path), "--json", str(path)]) == 2
+    with disk_of(1000):
+        assert cli(["capture", engine, "--emit", str(path)]) == 3
+    assert path.read_text() == launching.source() and [*tmp_path.iterdir()] == [path]
+    assert cli(["capture", engine, "--emit", str(tmp_path / "no" / "mine.py")]) == 2

@@ -488,3 +488,27 @@ def test_names_that_are_not_utf_8_are_the_reason_where_they_are(tmp_path: Path, 
     (tmp_path / "d" / "hs_0.safetensors").rename(tmp_path / "d" / os.fsdecode(b"hs_1\xff.safetensors"))
     put(tmp_path / "d", 0, plain())
     assert run(["inspect", str(tmp_path / "d"), "--quiet"]) == 0
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 140])
+def test_entries_are_read_at_any_width(width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                       capsys: pytest.CaptureFixture[str]) -> None:
+    labels = ("after layer 2 of the target", "layer 15", "layer 27", "last")
+    for i in range(2):
+        write_sample(tmp_path / f"hs_{i}.safetensors", Sample(
+            f"hs_{i}", torch.arange(20), torch.randn(20, 4, 16, dtype=torch.bfloat16), torch.arange(20) > 4, labels))
+    monkeypatch.setenv("COLUMNS", str(width))
+    assert run(["inspect", str(tmp_path), "--json", str(tmp_path / "o.json")]) == 0
+    entries = json.loads((tmp_path / "o.json").read_text())["inspected"][0]["entries"]
+    told = capsys.readouterr().out
+    lines = told.splitlines()
+    assert max(map(len, lines)) <= width
+    for entry in entries:
+        row = next(line for line in lines if line.startswith(f"  {entry['name']} "))
+        assert " bfloat16 " in row and f"{entry['norm_median']:.4g}" in row
+        assert (f"{entry['norm_mean']:.4g}" in row) == (width >= 100) or entry["norm_mean"] == entry["norm_median"]
+        if width < 100:
+            assert f"    {entry['inferred']}" in lines
+    assert "layer 15" in told and "layer 27" in told
+    # No word stands letter by letter down a column.
+    assert all(len(line.strip()) > 2 for line in lines)

@@ -441,3 +441,15 @@ def test_nothing_is_read_twice_or_changed(draft: Path, target: Path) -> None:
     before: dict[str, Any] = {path.name: path.read_bytes() for path in draft.iterdir()}
     lint(draft, ["all"], target_config=target)
     assert before == {path.name: path.read_bytes() for path in draft.iterdir()}
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 140])
+def test_all_consumers_are_read_at_any_width(width: int, draft: Path, monkeypatch: pytest.MonkeyPatch,
+                                             capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    run(["lint", str(draft), "--for", "all"])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= width
+    words = set(" ".join(lines).replace(",", " ").split())
+    assert {reading.asked for reading in lint(draft, ["all"]).readings} <= words
+    assert {"loads", "boundaries", "switches", "tensors", "embedding", "head", "map", "rope", "trained"} <= words

@@ -119,6 +119,23 @@ def test_a_terminal_gets_the_same_story_as_a_pipe() -> None:
     assert [line.rstrip() for line in plain.splitlines()] == story(case(), 80, lines=LINES).splitlines()
 
 
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_what_was_passed_over_is_folded_and_not_cut(width: int) -> None:
+    diagnosis = clean()
+    why = "`hidden_states` has shape [40, 3, 64] where the first file has [40, 4, 64]: another set of slots was captured"
+    others = {f"odd {i}": 1 for i in range(9)}
+    side = {"read": 40, "taken": 24, "rows": 3447, "steps": 605, "skipped": {"is cut short": 2, why: 14} | others}
+    diagnosis.matched = {"train": side, "serve": side}
+    diagnosis.steps = [f"step {i}: the capture was placed against every boundary of the target, and the first fifteen of "
+                       f"them were tried again with rows of other requests, end {i}" for i in range(4)]
+    for lines in (None, LINES):
+        told = story(diagnosis, width, lines=lines)
+        said = " ".join(told.split())
+        assert said.count(f"14 passed over: {why}; 2 passed over: is cut short;") == 2
+        assert said.count("8 for other reasons") == 2 and "…" not in said.partition("Steps")[0]
+        assert all(f"end {i}" in said for i in range(4)) or lines is not None
+
+
 def test_findings_beyond_the_first_are_told_shortly_where_there_is_no_room() -> None:
     diagnosis = case()
     diagnosis.findings += [suspected().model_copy(update={"fault": f"other-{i}"}) for i in range(9)]

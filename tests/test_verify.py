@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -232,6 +233,19 @@ def test_the_command_leaves_a_mark(batch: Path, alone: Path, tmp_path: Path, cap
     assert run(["capture", "verify", str(alone), "--no-mark"]) == 5
     assert run(["capture", "verify", str(tmp_path / "nowhere"), "--json", str(tmp_path / "n.json")]) == 3
     assert json.loads((tmp_path / "n.json").read_text())["verdict"] == "undecided"
+
+
+def test_a_mark_that_cannot_be_written_loses_no_verdict(batch: Path, alone: Path, tmp_path: Path,
+                                                        capsys: pytest.CaptureFixture[str]) -> None:
+    for good, code, verdict in ((alone, 0, "clean"), (spoilt(batch, tmp_path / "bad", zeros), 1, None)):
+        used = tmp_path / f"used-{code}"
+        shutil.copytree(good, used)
+        (used / MARK).mkdir()  # root writes where others may not
+        out = tmp_path / f"{code}.json"
+        assert run(["capture", "verify", str(used), str(batch if code == 0 else alone), "--json", str(out)]) == code
+        found = json.loads(out.read_text())
+        assert found["verdict"] == verdict and found["comparisons"] and bool(found["findings"]) == bool(code)
+        assert "a diagnosis will not know of this" in capsys.readouterr().err
 
 
 def test_a_diagnosis_says_whether_its_capture_was_verified(batch: Path, alone: Path, tmp_path: Path) -> None:

@@ -5,13 +5,21 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
+import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.error import URLError
+from urllib.parse import urlsplit
+from urllib.request import urlopen
 
 import pytest
 from diagnoses import case, clean, hostile
 from state_files import write_one
+from support import within
 
 pytest.importorskip("starlette", reason="the viewer's extra is not installed")
 
@@ -212,3 +220,38 @@ def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFi
     assert "is no folder" in capsys.readouterr().err
     assert run(["serve", str(tmp_path), "--host", "192.0.2.77"]) == 2
     assert "cannot listen there" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_listening_everywhere_answers_addresses_and_its_own_name_alone(host: str, folder: Path) -> None:
+    own = socket.gethostname()
+    for name, status in (("127.0.0.1:1", 200), ("localhost:2", 200), ("192.0.2.7:3", 200), ("[2001:db8::7]:4", 200), (own, 200),
+                         (own.upper(), 200), ("evil.example", 404), ("192.0.2.7.evil.example", 404)):
+        with TestClient(viewer(folder, TOKEN, host), base_url=f"http://{name}") as client:
+            assert client.get(f"/{TOKEN}/").status_code == status, name
+    with TestClient(viewer(folder, TOKEN, "192.0.2.7"), base_url="http://192.0.2.8") as client:
+        assert client.get(f"/{TOKEN}/").status_code == 404
+
+
+@pytest.mark.parametrize(("number", "code", "says"), [(signal.SIGINT, 0, ""), (signal.SIGTERM, 143, "interrupted")])
+def test_ctrl_c_is_how_the_command_ends(number: int, code: int, says: str, folder: Path) -> None:
+    # Whoever started the tests in the background has SIGINT ignored, and children inherit that.
+    start = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); from draftscope.cli.main import main; "
+    command = [sys.executable, "-c", f"{start}sys.argv = ['draftscope', 'serve', {str(folder)!r}, '--host', '0.0.0.0']; main()"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as serving:
+        assert serving.stdout is not None
+        address = urlsplit(serving.stdout.readline().strip())
+        assert address.hostname == socket.gethostname().lower()
+        with within(30):
+            while True:
+                try:
+                    with urlopen(f"http://127.0.0.1:{address.port}{address.path}") as answer:
+                        assert answer.status == 200
+                    break
+                except URLError:
+                    time.sleep(0.05)
+        serving.send_signal(number)
+        out, err = serving.communicate(timeout=30)
+    assert (serving.returncode, out) == (code, "")
+    assert [line for line in err.splitlines() if line != "Ctrl-C ends it"][:1] == [
+        f"draftscope: {says}; files already complete are kept"][: bool(says)]

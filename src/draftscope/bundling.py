@@ -29,6 +29,7 @@ from draftscope.findings import Diagnosis
 from draftscope.linting.opening import open_checkpoint
 from draftscope.report.html import page
 from draftscope.report.terminal import show
+from draftscope.states.leftover import save_bytes, sweep_up
 from draftscope.states.opening import open_source
 from draftscope.states.places import Place, model_folder
 from draftscope.states.tensorfile import read_json
@@ -127,11 +128,19 @@ def write_bundle(
     if len(packed) > limit:
         raise DraftscopeError(f"would take {len(packed):,} bytes, {limit:,} are allowed", where=str(path),
                               remedy="Hand over the report alone (--html)")
-    try:
-        path.write_bytes(packed)
-    except OSError as error:
-        raise DraftscopeError(f"cannot be written: {error.strerror}", where=str(path)) from error
+    _save(path.resolve(), packed)
     return Bundled(path, len(packed), (README, *sorted({**files, **taken})), tuple(said))
+
+
+def _save(path: Path, packed: bytes) -> None:
+    if not path.exists() or path.is_file():
+        sweep_up(path.parent, path.name)
+        save_bytes(path, packed)
+        return
+    try:
+        path.write_bytes(packed)  # a device or a pipe is not replaced
+    except OSError as error:
+        raise DraftscopeError(f"cannot be written ({error.strerror})", where=str(path)) from None
 
 
 def _known(inputs: Inputs) -> dict[str, str]:
@@ -181,7 +190,14 @@ def _story(diagnosis: Diagnosis) -> bytes:
 
 
 def _json(value: Any) -> bytes:
-    return (json.dumps(value, indent=2, ensure_ascii=False, sort_keys=True) + "\n").encode("utf-8", "backslashreplace")
+    return (json.dumps(_ordered(value), indent=2, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
+
+
+def _ordered(value: Any) -> Any:
+    """Keys in order, but for a schema: who looks for files of one reads their beginnings."""
+    if isinstance(value, Mapping):
+        return {key: _ordered(value[key]) for key in sorted(value, key=lambda key: (key != "schema", key))}
+    return [_ordered(one) for one in value] if isinstance(value, list) else value
 
 
 def _collected(left_out: list[str], parts: Iterator[tuple[str, Callable[[], bytes]]]) -> dict[str, bytes]:

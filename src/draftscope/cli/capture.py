@@ -26,6 +26,7 @@ from draftscope.cli.generate import (
     prepare,
     report,
 )
+from draftscope.cli.outputs import Output
 from draftscope.cli.sizes import parse_bytes
 from draftscope.cli.speculation import KOption, NodesOption, StepsOption, TopkOption, shape_of
 from draftscope.errors import UsageError
@@ -80,7 +81,7 @@ def transformers(
 
     The budget and the disk never change what is generated; what they kept out is counted. Exit code 3: the capture stopped early.
     """
-    ui = setup(quiet, threads, json=json)
+    ui = setup(quiet, threads, json=json, schema="generate")
     budget = None if max_bytes is None else parse_bytes(max_bytes)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError("is not an empty folder", where=str(out), remedy="Name a new one with --out: captures are not mixed")
@@ -160,7 +161,7 @@ def vllm(
     With --sweep, vLLM runs the target over given tokens instead and keeps its state at every boundary.
     """
     if sweep is not None:
-        _sweep(setup(quiet, json=json), sweep, out, target, python, tokens, engine)
+        _sweep(setup(quiet, json=json, schema="sweep"), sweep, out, target, python, tokens, engine)
         return
     _around("vllm", "vllm serve ...", command, out, emit, json, quiet, {
         "max_bytes": parse_bytes(max_bytes), "max_requests": max_requests, "max_rows": max_rows, "max_seconds": max_seconds,
@@ -186,9 +187,10 @@ setattr(sglang, "__signature__", signature(vllm, eval_str=True).replace(paramete
 def _around(engine: str, example: str, command: list[str] | None, out: Path | None, emit: Path | None, json: str | None,
             quiet: bool, options: Mapping[str, Any]) -> None:
     """Run a command with the part that runs inside in its processes, and say what was captured."""
-    ui = setup(quiet, json=json)
     from draftscope.engines import launching
 
+    ui = setup(quiet, json=json, schema="capture",
+               outputs=[] if emit is None else [Output("--emit", emit, launching.is_own)])
     if emit is not None:
         launching.emit(emit)
         ui.print(f"wrote {visible(emit)}; its head says how to use it")

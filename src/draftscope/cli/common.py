@@ -14,9 +14,8 @@ import os
 import random
 import stat
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,7 +26,8 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from draftscope.errors import DraftscopeError, UsageError
+from draftscope.cli.outputs import Output, check_outputs, own_json
+from draftscope.errors import DraftscopeError
 from draftscope.states.leftover import sweep_up, temporary
 from draftscope.text import visible
 
@@ -38,7 +38,7 @@ HtmlOption = Annotated[Path | None, typer.Option("--html", metavar="FILE", help=
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only; the exit code tells the rest.")]
 SeedOption = Annotated[int, typer.Option("--seed", min=0, metavar="N", help="Seed of everything drawn at random.")]
 ThreadsOption = Annotated[
-    int | None, typer.Option("--threads", min=1, metavar="N", help="CPU threads; without it as many as torch takes.")
+    int | None, typer.Option("--threads", min=1, max=1024, metavar="N", help="CPU threads; without it as many as torch takes.")
 ]
 
 FormatOption = Annotated[
@@ -51,6 +51,8 @@ SkipBadOption = Annotated[
 
 Refusal = Callable[[DraftscopeError], BaseModel]
 PIPED_WIDTH = 100
+EVERY = 30.0
+"""Seconds between two lines of progress where there is no terminal."""
 
 
 class PipeConsole(Console):
@@ -113,7 +115,7 @@ class Ui:
     def progress(
         self, what: str, total: float | None = None, unit: str = "", beside: Path | None = None,
     ) -> Iterator[Callable[..., None]]:
-        """Progress with rate and time left, on an interactive stderr only.
+        """Progress with rate and time left on an interactive stderr; elsewhere a line now and then.
 
         Args:
             beside: an output, beside which how far the work is stands in a file of its own while it lasts.
@@ -134,8 +136,11 @@ class Ui:
 
     @contextlib.contextmanager
     def _shown(self, what: str, total: float | None, unit: str) -> Iterator[Callable[..., None]]:
-        if self.quiet or not self.errors.is_terminal:
+        if self.quiet:
             yield lambda amount=1, *, what=None, total=None: None
+            return
+        if not self.errors.is_terminal:
+            yield _Lines(self.errors, what, total, unit).advance
             return
         columns = (TextColumn("{task.description}", markup=False), BarColumn(), _Done(), _Rate(), TimeRemainingColumn())
         with Progress(*columns, console=self.errors, transient=True) as bar:
@@ -147,6 +152,32 @@ class Ui:
             yield advance
 
 
+@dataclass
+class _Lines:
+    """How far a work is where there is no terminal: a line in EVERY seconds."""
+
+    console: Console
+    what: str
+    total: float | None
+    unit: str
+    done: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._begun = self._told = time.monotonic()
+
+    def advance(self, amount: float = 1, *, what: str | None = None, total: float | None = None) -> None:
+        self.done += amount
+        self.what, self.total = what or self.what, self.total if total is None else total
+        now = time.monotonic()
+        if now - self._told < EVERY:
+            return
+        self._told = now
+        of = "" if self.total is None else f"/{self.total:,.0f}"
+        rate = self.done / max(now - self._begun, 1e-9)
+        told = f"{self.done:,.0f}{of} {self.unit}".rstrip() + f", {rate:,.{0 if rate >= 10 else 2}f}/s"
+        self.console.print(Text(f"{visible(self.what, 40)}: {told}"), soft_wrap=True)
+
+
 class Noted:
     """How far a long work is, in `NAME.progress.json` beside its output (draftscope.progress/1); gone when the work ends.
 
@@ -154,10 +185,14 @@ class Noted:
     """
 
     def __init__(self, output: Path, what: str, total: float | None, unit: str) -> None:
-        self.path = output.with_name(f"{output.name}.progress.json")
+        self.path = self.beside(output)
         self.held: dict[str, Any] = {"schema": "draftscope.progress/1", "what": what, "done": 0.0, "total": total, "unit": unit,
                                      "started": time.time(), "updated": time.time()}
         self._written = -math.inf
+
+    @staticmethod
+    def beside(output: Path) -> Path:
+        return output.with_name(f"{output.name}.progress.json")
 
     def __enter__(self) -> Noted:
         self.add(0, None)
@@ -196,25 +231,27 @@ _kept = ""
 
 def setup(
     quiet: bool = False, threads: int | None = None, seed: int | None = None, json: str | None = None,
-    html: Path | None = None, *, refusal: Refusal | None = None,
+    html: Path | None = None, *, schema: str = "", outputs: Sequence[Output] = (),
+    others: Mapping[str, Path | None] | None = None, refusal: Refusal | None = None,
 ) -> Ui:
     """Prepare a command: threads, seeds, quiet libraries, and where its output goes.
 
     Args:
+        schema: that of what goes to `json`, such as `lint` for `draftscope.lint/1`: an earlier file of it may be overwritten.
+        outputs: what else the command writes.
+        others: what else it names, by option: no output may be one of these.
         refusal: what to write to `json` where the command ends with an error of the user's input; its argument is the error.
 
     Raises:
-        UsageError: an output that could not be written, or that would overwrite what is no earlier result, told before the work.
+        UsageError: an output that could not be written, would overwrite what is no earlier result of its option, or is used by
+            another option, told before the work.
     """
     global _current
-    if json not in (None, "-"):
-        check_writable(Path(str(json)))
-        check_own(Path(str(json)), lambda start: b'"schema": "draftscope.' in start)
-    if html is not None:
-        check_writable(html)
-        check_own(html, lambda start: start.startswith(b"<!doctype html>"))
-    if json not in (None, "-") and html is not None and Path(str(json)).absolute() == html.absolute():
-        raise UsageError("--json and --html name the same file", where=str(html))
+    check_outputs([
+        *([] if json in (None, "-") else [Output("--json", Path(str(json)), own_json(schema))]),
+        *([] if html is None else [Output("--html", html, lambda start: start.startswith(b"<!doctype html>"))]),
+        *outputs,
+    ], others)
     for name in ("transformers", "huggingface_hub", "accelerate", "gguf"):
         logging.getLogger(name).setLevel(logging.ERROR)
     if seed is not None:
@@ -330,39 +367,3 @@ def _mode(path: Path) -> int:
     mask = os.umask(0)
     os.umask(mask)
     return 0o666 & ~mask
-
-
-def check_own(path: Path, is_own: Callable[[bytes], bool]) -> None:
-    """Raise UsageError where an output would overwrite a file that holds anything but an earlier result: it may be an input.
-
-    Args:
-        is_own: whether a file that starts with these bytes (some kilobytes) is one.
-    """
-    if not path.is_file():
-        return
-    try:
-        with path.open("rb") as file:
-            start = file.read(4096)
-    except OSError as error:
-        raise UsageError(f"may not be read ({error.strerror}), so it is not overwritten", where=str(path)) from error
-    if start and not is_own(start):
-        raise UsageError("holds something that is no earlier result of this option: it is not overwritten", where=str(path),
-                         remedy="Name another file, or remove this one")
-
-
-def check_writable(path: Path) -> None:
-    """Raise UsageError if a file could not be written there. Changes nothing."""
-    path = path.resolve()
-    if path.is_dir():
-        raise UsageError("is a directory, not a file to write", where=str(path))
-    if not path.parent.is_dir():
-        raise UsageError("its folder does not exist", where=str(path), remedy=f"mkdir -p '{path.parent}'")
-    if not os.access(path.parent if not path.exists() else path, os.W_OK):
-        raise UsageError("may not be written", where=str(path))
-    if path.exists() and not path.is_file():
-        return
-    try:
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", suffix=".partial"):
-            pass
-    except OSError as error:
-        raise UsageError(f"cannot be written: {error.strerror}", where=str(path)) from error

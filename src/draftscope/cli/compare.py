@@ -31,7 +31,7 @@ def command(
     Which slot of B could be which entry of A, which tokens, positions and dimensions carry the difference, and the smallest one
     that would have been seen. Several fingerprints of one server show whether it drifts.
     """
-    ui = setup(quiet, threads, json=json, html=html)
+    ui = setup(quiet, threads, json=json, html=html, schema="compare")
     from draftscope.compare.statistics import compare_fingerprints, known_fingerprint
     from draftscope.report.compared import comparison_page
     from draftscope.report.comparison import comparison_story

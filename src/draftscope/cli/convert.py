@@ -34,12 +34,13 @@ def command(
     Layer ids are rewritten into the consumer's own convention and place. What a form or consumer can't honour is refused by
     name; every change is said.
     """
-    ui = setup(quiet, json=json)
+    ui = setup(quiet, json=json, schema="convert")
+    from draftscope.inspecting.checkpoints import is_draft
     from draftscope.states.places import place
     from draftscope.target.parts import target_folder
 
     source, target = place(given), None if target_given is None else target_folder(target_given)
-    checkpoint = is_checkpoint(source)
+    checkpoint = is_draft(source)
     if checkpoint and to in DATA:
         raise UsageError(f"holds a draft checkpoint, which has no form {to!r}", where=str(source),
                          remedy="Convert it --to native, speculators or a consumer")
@@ -49,22 +50,6 @@ def command(
     keep("nothing was written")
     found = _checkpoint(ui, source, to, out, form, target) if checkpoint else _data(ui, source, to, out, form, target)
     ui.write_json({"schema": "draftscope.convert/1", "source": str(source), "folder": str(out), "to": to, **found})
-
-
-def is_checkpoint(source: Place) -> bool:
-    """By what lies in the folder: a config.json that is a model's, not a writer's note beside data."""
-    from draftscope.errors import DraftscopeError
-    from draftscope.states.places import matching
-    from draftscope.states.tensorfile import read_json
-
-    if not (source / "config.json").is_file():
-        return False
-    try:
-        held = read_json(source / "config.json")
-    except DraftscopeError:
-        return not any(path.name.startswith("hs_") for path in matching(source, ".safetensors"))
-    keys = ("architectures", "hidden_size", "speculators_model_type", "transformer_layer_config", "draft_vocab_size")
-    return not isinstance(held, dict) or any(key in held for key in keys)
 
 
 def _checkpoint(ui: Ui, source: Place, to: str, out: Path, form: str | None, target: Path | None) -> dict[str, Any]:

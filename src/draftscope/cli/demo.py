@@ -30,7 +30,7 @@ def command(
 
     Exit code 0: the planted fault was found first; 4: it was not.
     """
-    ui = setup(quiet, threads, seed, json, html)
+    ui = setup(quiet, threads, seed, json, html, schema="diagnosis")
     from draftscope.diagnose.demo import tell
     from draftscope.embedded.pair import BOUNDARIES, DRAFT, spread, training_sample
     from draftscope.faults import FAULTS

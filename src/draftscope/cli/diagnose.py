@@ -14,10 +14,9 @@ from draftscope.cli.common import (
     SeedOption,
     SkipBadOption,
     ThreadsOption,
-    check_own,
-    check_writable,
     setup,
 )
+from draftscope.cli.outputs import Output
 from draftscope.errors import DraftscopeError, UsageError
 from draftscope.findings import Diagnosis
 
@@ -120,10 +119,12 @@ def command(
 
     Exit code: 0 clean, 1 a cause was found, 5 undecided, 3 input that can't be read, or that contradicts itself.
     """
-    ui = setup(quiet, threads, seed, json, html, refusal=refusal)
-    if bundle is not None:
-        check_writable(bundle)
-        check_own(bundle, lambda start: start.startswith(b"PK") and b"draftscope-bundle" in start[:128])
+    ui = setup(
+        quiet, threads, seed, json, html, schema="diagnosis", refusal=refusal,
+        outputs=[] if bundle is None else [
+            Output("--bundle", bundle, lambda start: start.startswith(b"PK") and b"draftscope-bundle" in start[:128])],
+        others={"--absorb": absorb, "--apply": apply, "--conversations": conversations, "--prompts": prompts},
+    )
     if prompts is not None and url is None:
         raise UsageError("--prompts are asked of a server", remedy="Give its address with --url")
     if conversations is not None and train is None:

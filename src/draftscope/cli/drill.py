@@ -14,13 +14,12 @@ from draftscope.cli.common import (
     SeedOption,
     ThreadsOption,
     Ui,
-    check_own,
-    check_writable,
     keep,
     setup,
     write_json,
     write_text,
 )
+from draftscope.cli.outputs import Output, own_json
 from draftscope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -70,12 +69,9 @@ def command(
 
     Exit code 0 whatever the score: it is a measurement.
     """
-    ui = setup(quiet, threads, seed, json)
-    for path in (markdown, calibrate):
-        if path is not None:
-            check_writable(path)
-    if calibrate is not None:
-        check_own(calibrate, lambda start: b'"schema": "draftscope.confidence' in start)
+    outputs = [*([] if markdown is None else [Output("--markdown", markdown, lambda start: start.startswith(b"# The exercise"))]),
+               *([] if calibrate is None else [Output("--calibrate", calibrate, own_json("confidence"))])]
+    ui = setup(quiet, threads, seed, json, schema="drill", outputs=outputs)
     amounts, (first, step) = read_amounts(tokens), read_shard(shard)
     from draftscope.drilling.calibrating import calibrate as calibrated
     from draftscope.drilling.cases import chosen, plainest

@@ -37,7 +37,7 @@ def command(
 
     Size is estimated before anything runs. Run the same command again to go on after an interruption.
     """
-    ui = setup(quiet, threads, json=json)
+    ui = setup(quiet, threads, json=json, schema="extract")
     import torch
 
     from draftscope.pipeline.extract import Extracted, extract

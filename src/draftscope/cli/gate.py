@@ -13,12 +13,11 @@ from draftscope.cli.common import (
     QuietOption,
     SeedOption,
     ThreadsOption,
-    check_own,
-    check_writable,
     setup,
     write_json,
     write_text,
 )
+from draftscope.cli.outputs import Output, own_json
 from draftscope.errors import DraftscopeError, UsageError
 from draftscope.text import visible
 
@@ -69,15 +68,14 @@ def command(
 
     Exit code: 0 passed, 1 acceptance fell or a slot changed, 2 usage, 3 builds that can't be read or compared.
     """
-    # Before `setup`: from there on an error is written to --json too.
-    outputs = [Path(path).resolve() for path in (json, summary) if path is not None and str(path) != "-"]
-    builds = {path.resolve() for path in (baseline, current) if path is not None}
-    if len({*outputs} | builds) < len(outputs) + len(builds):
-        raise UsageError("an output has the name of another, or of a build", where=", ".join(map(str, outputs)))
-    ui = setup(quiet, threads, seed, json, refusal=refusal)
-    if summary is not None:
-        check_writable(summary)
-        check_own(summary, lambda start: start.startswith(b"## draftscope gate"))
+    outputs = [] if summary is None else [
+        Output("--summary", summary, lambda start: start.startswith(b"## draftscope gate"))]
+    if write_baseline:
+        outputs.append(Output("--baseline", baseline, own_json("baseline")))
+    ui = setup(quiet, threads, seed, json, schema="gate", outputs=outputs, refusal=refusal,
+               others={"--current": current} | ({} if write_baseline else {"--baseline": baseline}))
+    if current is not None and current.resolve() == baseline.resolve():
+        raise UsageError("--baseline and --current are one file", where=str(current))
     given = any((train, serve, draft, metrics))
     if current is not None and (given or write_baseline):
         raise UsageError("--current is a build measured before; inputs are measured now", remedy="Give one of the two")
@@ -96,8 +94,6 @@ def command(
             ui.note)
 
     if write_baseline:
-        check_writable(baseline)
-        check_own(baseline, lambda start: b'"schema": "draftscope.baseline' in start)
         found = measured()
         write_json(baseline, found)
         ui.print(f"written: {baseline}, with acceptance {', '.join(found.rungs) or 'none'} and "

@@ -83,7 +83,7 @@ def command(
     Greedily the texts are those of plain decoding; with a temperature they are distributed as its. Each prompt draws by a seed
     of its own, made of --seed and its line. The JSON holds the counts; `diagnose --metrics` reads it.
     """
-    ui = setup(quiet, threads, seed, json=json)
+    ui = setup(quiet, threads, seed, json=json, schema="generate")
     if plain and (draft is not None or compare_plain):
         raise UsageError("--plain decodes without a draft", remedy="Leave out --draft and --compare-plain, or --plain")
     depth, tree = shape_of(k, topk, steps, nodes)

@@ -44,7 +44,7 @@ def command(
     threads: ThreadsOption = None,
 ) -> int:
     """Print what each PATH is and holds, found from its content. Exit code 1 if something is wrong with it."""
-    ui = setup(quiet, threads, json=json, refusal=_refusal)
+    ui = setup(quiet, threads, json=json, schema="inspect", refusal=_refusal)
     from draftscope.inspecting.as_trainer import check_name
     from draftscope.inspecting.meaning import FOREIGN, foreign
     from draftscope.inspecting.tables import story

@@ -29,7 +29,7 @@ def command(
     threads: ThreadsOption = None,
 ) -> int:
     """Read a draft checkpoint as its consumer does: what is in effect, ignored, defaulted, wrong. Exit code 1 on findings."""
-    ui = setup(quiet, threads, json=json, refusal=_refusal)
+    ui = setup(quiet, threads, json=json, schema="lint", refusal=_refusal)
     from draftscope.linting.lint import lint
     from draftscope.linting.tables import story
     from draftscope.states.places import place

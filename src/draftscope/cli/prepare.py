@@ -46,7 +46,7 @@ def command(
     Finished conversations are kept; the same command goes on after an interruption. A draft learns what its target would say,
     so the share of answer tokens that are the target's own is measured and told.
     """
-    ui = setup(quiet, threads, seed, json=json)
+    ui = setup(quiet, threads, seed, json=json, schema="prepare")
     if server is not None and keep_answers:
         raise UsageError("--server writes answers, --keep-answers keeps them", remedy="Leave one away")
     if not prompts.is_file():

@@ -62,7 +62,7 @@ def command(
 
     Every row of the table is compared with the first, sequence by sequence.
     """
-    ui = setup(quiet, threads, seed, json, refusal=refusal)
+    ui = setup(quiet, threads, seed, json, schema="replay", refusal=refusal)
     from draftscope.counterfactual import counterfactuals
 
     _, tree = shape_of(k, topk, steps, nodes)

@@ -19,12 +19,11 @@ from draftscope.cli.common import (
     SkipBadOption,
     ThreadsOption,
     Ui,
-    check_own,
-    check_writable,
     keep,
     setup,
 )
 from draftscope.cli.elsewhere import MemoryOption, OnOption, PythonOption, host_of
+from draftscope.cli.outputs import Output
 from draftscope.cli.scanning import (
     PiecesOption,
     ProjectOption,
@@ -96,12 +95,12 @@ def command(
 
     Ctrl-C keeps what was counted beside the output; --resume goes on from it.
     """
-    ui = setup(quiet, threads, json=json)
     from draftscope.compare.statistics import side_of
     from draftscope.report.comparison import fingerprint_story
     from draftscope.report.scanning import estimate_story, estimates
     from draftscope.scan.fingerprint import is_fingerprint
     from draftscope.scan.merging import NUMBER, shard_of
+    from draftscope.scan.resuming import partial_of
     from draftscope.scan.served import is_statistics, load_statistics
     from draftscope.states.places import place
 
@@ -109,8 +108,8 @@ def command(
     part = None if shard is None else shard_of(shard)
     if part is not None:
         out = Path(str(out).replace(NUMBER, str(part[0])))
-    check_writable(out)
-    check_own(out, lambda start: is_fingerprint(out))
+    ui = setup(quiet, threads, json=json, schema="scan", outputs=[
+        Output("--out", out, lambda start: is_fingerprint(out), beside=(partial_of(out), Noted.beside(out)))])
     here = {"--slots": slots, "--shard": shard, "--every": every, "--groups": groups, "--sample": sample, "--budget": budget,
             "--resume": resume or None, "--engine": engine}
     spread = {"--ray-resource": ray_resource, "--pieces": pieces}

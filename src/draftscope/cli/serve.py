@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import secrets
+import signal
 import socket
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from draftscope import stopping
 from draftscope.cli.common import QuietOption, setup
 from draftscope.errors import UsageError
 
@@ -41,8 +44,16 @@ def command(
     except OSError as error:
         raise UsageError(f"cannot listen there: {error.strerror or error}", where=f"{host}:{port}",
                          remedy="Name another --host or --port") from None
-    name = f"[{host}]" if ":" in host else host
+    bound = listening.getsockname()[0]
+    if ip_address(bound).is_unspecified:
+        host, name = bound, socket.gethostname()
+    else:
+        name = f"[{host}]" if ":" in host else host
     ui.console.print(f"http://{name}:{listening.getsockname()[1]}/{token}/", soft_wrap=True)
     ui.note("Ctrl-C ends it")
     config = uvicorn.Config(viewer(runs, token, host), log_level="error", access_log=False, server_header=False, lifespan="off")
-    uvicorn.Server(config).run(sockets=[listening])
+    try:
+        uvicorn.Server(config).run(sockets=[listening])
+    except KeyboardInterrupt as wish:
+        if isinstance(wish, stopping.Stopped) and wish.exit_code != 128 + signal.SIGINT:
+            raise

@@ -117,7 +117,7 @@ def command(
     Run the same command again to go on after an interruption. `draft/` and `best/` load in SGLang and vLLM. Under
     `torchrun --no-python` several processes share each batch.
     """
-    ui = setup(quiet, threads, seed, json=json)
+    ui = setup(quiet, threads, seed, json=json, schema="train")
     if learning_rate is not None and not learning_rate > 0:
         raise UsageError("--learning-rate must be above 0")
     from draftscope.cli.extract import parse_boundaries

@@ -27,7 +27,7 @@ def command(
     The same tokens must give the same states, whatever else was in the batch. Exit code 1: they do not, and what the rows hold
     instead is named. With one capture alone only contradictions within it can be found (exit code 5 where there are none).
     """
-    ui = setup(quiet, threads, json=json, refusal=_refusal)
+    ui = setup(quiet, threads, json=json, schema="verify", refusal=_refusal)
     from draftscope.inspecting.placing import know
     from draftscope.inspecting.tables import verified_story
     from draftscope.inspecting.verify import MARK, verify
@@ -38,7 +38,10 @@ def command(
         ui.print(part)
     ui.write_json(result)
     if mark and captures[0].is_dir() and len(captures) > 1:
-        write_json(captures[0] / MARK, marked(captures[0], result))
+        try:
+            write_json(captures[0] / MARK, marked(captures[0], result))
+        except DraftscopeError as error:
+            ui.note(f"a diagnosis will not know of this: {error}")
     if result.findings:
         raise typer.Exit(1)
     if result.verdict == "undecided":

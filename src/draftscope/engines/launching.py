@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import signal
 import subprocess
 import tempfile
@@ -19,10 +20,12 @@ from importlib import metadata, resources
 from pathlib import Path
 from typing import Any
 
-from draftscope.errors import DraftscopeError, UsageError
+from draftscope.errors import UsageError
+from draftscope.states.leftover import save_bytes, sweep_up
 
 MODULE = "draftscope_capture"
 VERSION = metadata.version("draftscope")
+COPY = "a copy of its engines/inside.py"
 DIRECTORY, OPTIONS = "DRAFTSCOPE_CAPTURE", "DRAFTSCOPE_CAPTURE_OPTIONS"
 
 
@@ -33,7 +36,7 @@ PARTS = (("scan", "sums.py"), ("engines", "served.py"))
 def source() -> str:
     """The part that runs inside as one file, headed by its version."""
     parts = " and ".join("/".join(part) for part in PARTS)
-    said = f"# draftscope {VERSION}: a copy of its engines/inside.py, with {parts} (Apache-2.0)"
+    said = f"# draftscope {VERSION}: {COPY}, with {parts} (Apache-2.0)"
     texts = [resources.files(f"draftscope.{room}").joinpath(name).read_text(encoding="utf-8") for room, name in (
         ("engines", "inside.py"), *PARTS)]
     return "\n".join([said, texts[0], *map(_following, texts[1:])])
@@ -57,10 +60,14 @@ def emit(path: Path) -> None:
     """
     if path.suffix != ".py" or not path.stem.isidentifier():
         raise UsageError("is no name that Python can import", where=str(path), remedy=f"For example {MODULE}.py")
-    try:
-        path.write_text(source(), encoding="utf-8")
-    except OSError as error:
-        raise DraftscopeError(f"can't be written ({error.strerror})", where=str(path)) from None
+    path = path.resolve()
+    sweep_up(path.parent, path.name)
+    save_bytes(path, source().encode())
+
+
+def is_own(start: bytes) -> bool:
+    """Whether a file that starts so is what `emit` wrote, in whatever version."""
+    return re.match(rb"# draftscope \S+: " + re.escape(COPY.encode()), start) is not None
 
 
 def lay_out(folder: Path, engine: str = "vllm") -> None:

@@ -21,6 +21,9 @@ from draftscope.states.tensorfile import TensorFile, read_json
 from draftscope.target.parts import TargetParts, read_parts, tensor_files
 
 DRAFT_NAMES = ("fc.", "midlayer.", "d2t", "t2d")
+MODEL_KEYS = ("architectures", "hidden_size", "speculators_model_type", "transformer_layer_config", "draft_vocab_size")
+FEW_LAYERS = 4
+"""A model of no more whose tensors cannot be listed, as those of torch files, is taken for a draft."""
 DRAFT_KEYS = ("draft_vocab_size", "speculators_model_type", "eagle_config")
 SWITCHES = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "qk_norm", "attention_bias",
             "attention_output_bias", "mlp_bias", "fc_bias", "tie_word_embeddings")
@@ -30,7 +33,20 @@ TENSORS_SHOWN = 64
 
 
 def is_draft(folder: Place) -> bool:
-    """Whether a model folder holds a draft: by its tensors, else by its configuration."""
+    """Whether a folder holds a draft's checkpoint: by its tensors, else by its configuration.
+
+    Raises:
+        DraftscopeError: no tensors tell, and the configuration cannot be read.
+    """
+    if not (folder / "config.json").is_file():
+        return False
+    config, unread = None, None
+    try:
+        config = read_json(folder / "config.json")
+    except DraftscopeError as error:
+        unread = error
+    if isinstance(config, dict) and not any(key in config for key in MODEL_KEYS):
+        return False  # a writer's note beside data, whose files may be many
     try:
         names = list(tensor_files(folder))
     except DraftscopeError:
@@ -38,11 +54,14 @@ def is_draft(folder: Place) -> bool:
     bare = [name.removeprefix("draft_model.").removeprefix("model.") for name in names]
     if any(name.startswith(DRAFT_NAMES) for name in bare):
         return True
-    config = read_json(folder / "config.json")
+    if unread is not None and not names:
+        raise unread
     if not isinstance(config, dict):
         return False
-    named = config.get("architectures")
-    return any(key in config for key in DRAFT_KEYS) or (isinstance(named, list) and any("Eagle3" in str(name) for name in named))
+    named, layers = config.get("architectures"), config.get("num_hidden_layers", 1)
+    if any(key in config for key in DRAFT_KEYS) or (isinstance(named, list) and any("Eagle3" in str(name) for name in named)):
+        return True
+    return not names and isinstance(layers, int) and layers <= FEW_LAYERS
 
 
 def inspect_draft(folder: Place) -> tuple[Inspected, list[Finding]]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
-from rich.console import RenderableType
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -16,6 +19,8 @@ from draftscope.inspecting.verify import Verified
 from draftscope.text import count, pairs, percent, sentence, visible
 
 EXAMPLES = 3
+ROOM = 100
+"""Columns that a table of all figures takes."""
 
 
 def story(answer: Answer) -> Iterator[RenderableType]:
@@ -25,7 +30,7 @@ def story(answer: Answer) -> Iterator[RenderableType]:
     yield Text(title, style="bold")
     yield _facts(report)
     if report.entries:
-        yield _entries(report.entries)
+        yield _Entries(report.entries)
     for group in report.skipped:
         shown = "; ".join(f"{visible(s.path)}{f', row {s.row}' if s.row >= 0 else ''} ({visible(s.why, 120)})"
                           for s in group.examples[:EXAMPLES])
@@ -93,24 +98,58 @@ def _facts(report: Inspected) -> Table:
     return table
 
 
-def _entries(entries: list[Entry]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="dim")
-    for heading in ("  entry", "label", "dtype"):
-        table.add_column(heading, overflow="fold")
-    for heading in ("norm", "median", "first", "sinks", "bad"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("token alone", no_wrap=True)
-    table.add_column("inferred", overflow="fold")
-    for entry in entries:
-        alone = {True: "yes", False: "no", None: "unknown"}[entry.token_alone]
-        if entry.token_share is not None and entry.token_alone is not True:
-            alone += f" ({entry.token_share:.2f})"
-        table.add_row(
-            f"  {entry.name}", visible(entry.label), ", ".join(entry.dtypes), _figure(entry.norm_mean),
-            _figure(entry.norm_median), _figure(entry.norm_first), f"{entry.sinks:,}", f"{entry.nonfinite.rows:,}", alone,
-            visible(entry.inferred),
-        )
-    return table
+@dataclass(frozen=True, slots=True)
+class _Entries:
+    """A row each. Where a terminal is narrow, what an entry holds stands on a line below it, and its mean norm is left out."""
+
+    entries: list[Entry]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if options.max_width >= ROOM:
+            table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="dim")
+            for heading, width in (("  entry", 8), ("label", 5), ("dtype", 8)):
+                table.add_column(heading, overflow="fold", min_width=width)
+            for heading in ("norm", "median", "first", "sinks", "bad"):
+                table.add_column(heading, justify="right", no_wrap=True)
+            table.add_column("token alone", no_wrap=True)
+            table.add_column("inferred", overflow="fold", min_width=20)
+            for entry in self.entries:
+                table.add_row(*_named(entry), _figure(entry.norm_mean), *_measured(entry), visible(entry.inferred))
+            yield table
+            return
+        head = ("  entry", "label", "dtype", "median", "first", "sinks", "bad", "token")
+        rows = [(*_named(entry), *_measured(entry)) for entry in self.entries]
+        widths = [max(map(cell_len, column)) for column in zip(head, *rows, strict=True)]
+        over = sum(widths) + len(widths) - 1 - options.max_width
+        for named in (1, 2, 0):  # labels are the longest, and what reads well folded
+            cut = max(0, min(over, widths[named] - 8))
+            widths[named], over = widths[named] - cut, over - cut
+        widths[-1] += min(max(-over, 0), len(" alone"))
+        yield _aligned((*head[:-1], "token alone"), widths, "dim")
+        for entry, row in zip(self.entries, rows, strict=True):
+            yield _aligned(row, widths)
+            if entry.inferred:
+                yield Padding(Text(visible(entry.inferred), overflow="fold"), (0, 0, 0, 4), expand=False)
+
+
+def _named(entry: Entry) -> tuple[str, ...]:
+    return f"  {entry.name}", visible(entry.label), ", ".join(entry.dtypes)
+
+
+def _measured(entry: Entry) -> tuple[str, ...]:
+    alone = {True: "yes", False: "no", None: "unknown"}[entry.token_alone]
+    if entry.token_share is not None and entry.token_alone is not True:
+        alone += f" ({entry.token_share:.2f})"
+    return _figure(entry.norm_median), _figure(entry.norm_first), f"{entry.sinks:,}", f"{entry.nonfinite.rows:,}", alone
+
+
+def _aligned(cells: Sequence[str], widths: Sequence[int], style: str = "") -> Table:
+    """One row of a table whose rows have other lines between them: columns of given widths, the figures at their right ends."""
+    row = Table.grid(padding=(0, 1, 0, 0))
+    for nth, width in enumerate(widths):
+        row.add_column(width=width, overflow="fold", justify="right" if 2 < nth < len(widths) - 1 else "left")
+    row.add_row(*(Text(cell, style) for cell in cells))
+    return row
 
 
 def _figure(value: float | None) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
-from rich.console import RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -15,6 +17,9 @@ from draftscope.linting.report import ConsumerReading, Lint, Row
 from draftscope.text import pairs, percent, sentence, visible
 
 _STYLES = {"as trained": "green", "differs": "red", "refused": "red", "not said": "dim"}
+QUESTIONS = ("loads", "boundaries", "switches", "tensors", "embedding", "head", "map", "rope")
+ROOM = 100
+"""Columns that the table of all consumers takes."""
 
 
 def story(result: Lint) -> Iterator[RenderableType]:
@@ -24,7 +29,7 @@ def story(result: Lint) -> Iterator[RenderableType]:
     if len(result.readings) == 1:
         yield from _reading(result.readings[0])
     elif result.readings:
-        yield from matrix(result.readings)
+        yield Matrix(result.readings)
     for finding in result.findings:
         yield found(finding)
     if not result.findings and result.facts:
@@ -49,7 +54,7 @@ def _reading(reading: ConsumerReading) -> Iterator[RenderableType]:
     yield Text(f"read by {reading.asked}{refused}", style="bold" if reading.loads else "bold red")
     table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="dim")
     for heading in ("  what", "in effect", "from", "as trained"):
-        table.add_column(heading, overflow="fold")
+        table.add_column(heading, overflow="fold", no_wrap=heading == "  what")
     for row in reading.rows:
         table.add_row(f"  {visible(row.question)}", _value(row, row.effect), visible(row.key), _state(row))
     yield table
@@ -76,15 +81,31 @@ def _state(row: Row) -> Text:
     return Text({"as trained": "yes", "not said": "–", "refused": "refused"}[row.state], style=_STYLES[row.state])
 
 
-def matrix(readings: list[ConsumerReading]) -> Iterator[RenderableType]:
-    """Consumers down, questions across."""
-    table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="dim")
-    table.add_column("  read by", no_wrap=True)
-    for heading in ("loads", "boundaries", "switches", "tensors", "embedding", "head", "map", "rope"):
-        table.add_column(heading, overflow="fold", no_wrap=heading == "boundaries")
-    for reading in readings:
-        table.add_row(f"  {reading.asked}", *_cells(reading))
-    yield table
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """Consumers down, questions across. Where a terminal is narrow, a paragraph for those that read the same in it."""
+
+    readings: list[ConsumerReading]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if options.max_width >= ROOM:
+            table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="dim")
+            table.add_column("  read by", no_wrap=True)
+            for heading in QUESTIONS:
+                table.add_column(heading, overflow="fold", no_wrap=heading == "boundaries", min_width=len(heading))
+            for reading in self.readings:
+                table.add_row(f"  {reading.asked}", *_cells(reading))
+            yield table
+            return
+        alike: dict[str, list[ConsumerReading]] = {}
+        for reading in self.readings:
+            alike.setdefault(repr([(cell.plain, cell.style) for cell in _cells(reading)]), []).append(reading)
+        for group in alike.values():
+            readers = ", ".join(reading.asked for reading in group)
+            yield Padding(Text(f"read by {readers}", style="dim"), (0, 0, 0, 2), expand=False)
+            told = [Text.assemble(f"{heading} ", cell)
+                    for heading, cell in zip(QUESTIONS, _cells(group[0]), strict=True) if cell.plain]
+            yield Padding(Text(", ").join(told), (0, 0, 0, 4), expand=False)
 
 
 def _cells(reading: ConsumerReading) -> list[Text]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from rich.console import RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -24,26 +25,40 @@ def fingerprint_story(side: Side, name: str = "") -> Iterator[RenderableType]:
     yield Text(f"  {count(side.sequences, 'sequence')}, {side.rows:,} rows of {side.width} {' '.join(side.dtypes)}")
     for note in side.notes:
         yield Text(f"  note: {visible(note)}", style="dim")
-    yield norms_table(side)
+    yield _Norms(side)
 
 
-def norms_table(side: Side) -> Table:
-    """Norms by entry and class."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+@dataclass(frozen=True, slots=True)
+class _Norms:
+    side: Side
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        whole = norms_table(self.side)
+        needs = console.measure(whole, options=options.update(max_width=10 * options.max_width)).minimum
+        yield whole if needs <= options.max_width else norms_table(self.side, narrow=True)
+
+
+def norms_table(side: Side, narrow: bool = False) -> Table:
+    """Norms by entry and class; `narrow` leaves out all but mean, median and largest, so that no figure is cut."""
+    table = Table(box=None, pad_edge=False, padding=(0, 1 if narrow else 2, 0, 0))
     remarked = any(_remark(figures) for entry in side.entries for figures in entry.classes.values() if figures.rows)
-    for heading in ("entry", "", "rows"):
+    labels = [f"  {entry.entry} {visible(entry.label, 24)}" + (", last" if entry.last and entry.label != "last" else "")
+              for entry in side.entries]
+    table.add_column("entry", overflow="fold", min_width=min(16, max(map(len, labels), default=0)))
+    for heading in ("", "rows"):
         table.add_column(heading, no_wrap=True, justify="right" if heading == "rows" else "left")
-    for heading in ("mean", "median", "1 %", "99 %", "largest", "outlier channels", *(["remark"] if remarked else [])):
+    spread = [] if narrow else ["1 %", "99 %"]
+    for heading in ("mean", "median", *spread, "largest", "outlier channels", *(["remark"] if remarked else [])):
         words = heading in ("outlier channels", "remark")
         table.add_column(heading, justify="left" if words else "right", no_wrap=not words)
-    for entry in side.entries:
-        label = f"  {entry.entry} {visible(entry.label, 24)}" + (", last" if entry.last and entry.label != "last" else "")
+    for entry, label in zip(side.entries, labels, strict=True):
         for name in ("first", "sink", "answer", "other"):
             figures = entry.classes[name]
             if figures.rows == 0:
                 continue
+            tails = () if narrow else (figures.norm_p01, figures.norm_p99)
             table.add_row(label, name, f"{figures.rows:,}", *map(norm, (
-                figures.norm_mean, figures.norm_median, figures.norm_p01, figures.norm_p99, figures.norm_max,
+                figures.norm_mean, figures.norm_median, *tails, figures.norm_max,
             )), " ".join(map(str, figures.outlier_channels[:4])), *([_remark(figures)] if remarked else []))
             label = ""
     return table

@@ -20,7 +20,7 @@ VERDICTS = {"clean": "bold green", "undecided": "bold yellow"}
 LINES = 40
 """A story is no longer, whatever the width: more does not fit the eye, and stands in --json and --html."""
 EVIDENCE_SHOWN, OTHERS_SHOWN, STEPS_SHOWN = 3, 6, 4
-NO_STEPS, NO_POWER, BRIEF_OTHERS, LESS_EVIDENCE, FINDING_ONLY, BARE, NO_PLACES = range(1, 8)
+BRIEF_STEPS, NO_STEPS, NO_POWER, BRIEF_OTHERS, LESS_EVIDENCE, FINDING_ONLY, BARE, NO_PLACES = range(1, 9)
 """What is left out, one after the other, until a story is short enough."""
 _PLAIN = str.maketrans({"–": "-", "−": "-", "→": ">", "…": "~", "·": "-", "≠": "!", "’": "'"})
 
@@ -97,11 +97,11 @@ def _story(diagnosis: Diagnosis, paper: _Paper) -> Iterator[RenderableType]:
     yield from _list("Asked", asked, paper, *((3, 2 * line) if paper.cut >= LESS_EVIDENCE else (12, None)))
     if paper.cut < FINDING_ONLY:
         matched = words.matched(diagnosis.matched)
-        yield from _list("Matched", *((matched[:2], paper, 2, line) if paper.cut >= NO_POWER else (matched, paper, 12)))
+        yield from _list("Matched", *((matched[:2], paper, 2, 4 * line) if paper.cut >= NO_POWER else (matched, paper, 12)))
     if paper.cut < NO_POWER:
         yield from _power(diagnosis, paper)
     if paper.cut < NO_STEPS:
-        yield from _list("Steps", diagnosis.steps, paper, STEPS_SHOWN, line)
+        yield from _list("Steps", diagnosis.steps, paper, STEPS_SHOWN, line if paper.cut >= BRIEF_STEPS else None)
     yield from _list("Next", diagnosis.next, paper, *(
         (2, 2 * line) if paper.cut >= BARE else (3, 2 * line) if paper.cut >= LESS_EVIDENCE else (12, None)))
     if paper.cut:

@@ -21,6 +21,9 @@ RUNGS = {
     "measured": ("measured", "needs the engine's counts (a capture with accepted_counts, or --metrics)"),
 }
 
+REASONS = 3
+"""Reasons named why files of a side were passed over, the commonest first."""
+
 SIDES = {"train": "training", "serve": "serving"}
 
 STRENGTHS = {
@@ -251,12 +254,14 @@ def matched(facts: Mapping[str, Any]) -> list[str]:
         line += f", {count(side['steps'], 'verify step')}" if side.get("steps") else ""
         line += f", {count(side['rows_cut'], 'row')} left out" if side.get("rows_cut") else ""
         line += f", {count(side['steps_cut'], 'verify step')} with them" if side.get("steps_cut") else ""
-        line += "".join(f"; {n:,} passed over: {why}" for why, n in side.get("skipped", {}).items())
+        passed = sorted(side.get("skipped", {}).items(), key=lambda pair: -pair[1])
+        line += "".join(f"; {n:,} passed over: {visible(why, 200)}" for why, n in passed[:REASONS])
+        line += f"; {sum(n for _, n in passed[REASONS:]):,} for other reasons" if passed[REASONS:] else ""
         text = left.get(f"{key}_text")
         if isinstance(text, Mapping) and {"agreement", "last_state"} <= text.keys() and text["agreement"] is not None:
             del left[f"{key}_text"]
             line += f"; the head gives {percent(text['agreement'])} of the text (last state {text['last_state']}-norm)"
-        lines.append(visible(line, 400))
+        lines.append(visible(line))
     for key, name in (("trained_text", "training text"), ("served_text", "served text")):
         text = left.get(key)
         if isinstance(text, Mapping) and {"own", "other", "recorded"} <= text.keys():

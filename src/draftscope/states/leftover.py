@@ -20,6 +20,8 @@ from functools import cache
 from hashlib import blake2b
 from pathlib import Path
 
+from draftscope.errors import DraftscopeError
+
 SUFFIX = ".part"
 _NAME = re.compile(r"\.(?P<name>.+)\.(?P<system>[0-9a-f]{8})-(?P<pid>[1-9]\d{0,9})" + re.escape(SUFFIX), re.DOTALL)
 _WORK = "draftscope-"
@@ -38,6 +40,23 @@ def _system() -> str:
 def temporary(path: Path) -> Path:
     """The name beside `path` under which this process writes it."""
     return path.with_name(f".{path.name}.{_system()}-{os.getpid()}{SUFFIX}")
+
+
+def save_bytes(path: Path, content: bytes) -> None:
+    """Write a file under a temporary name and rename it.
+
+    Raises:
+        DraftscopeError: the disk refuses; what was there stays.
+    """
+    part = temporary(path)
+    try:
+        part.write_bytes(content)
+        part.replace(path)
+    except OSError as error:
+        raise DraftscopeError(f"cannot be written ({error.strerror})", where=str(path)) from None
+    finally:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
 
 
 def sweep_up(folder: Path, name: str = "", *, prefix: str = "") -> list[Path]:

@@ -18,7 +18,7 @@ from draftscope import stopping
 from draftscope.errors import DraftscopeError
 from draftscope.states.dtypes import is_floats
 from draftscope.states.errors import Cause, StatesError
-from draftscope.states.leftover import temporary
+from draftscope.states.leftover import save_bytes, temporary
 from draftscope.states.places import Place, Remote, size_of
 from draftscope.states.ranged import Ranged
 from draftscope.text import visible
@@ -183,15 +183,7 @@ def save_text(path: Path, text: str) -> None:
     Raises:
         DraftscopeError: the disk refuses; what was there stays.
     """
-    part = temporary(path)
-    try:
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
-    except OSError as error:
-        raise DraftscopeError(f"cannot be written ({error.strerror})", where=str(path)) from None
-    finally:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
+    save_bytes(path, text.encode())
 
 
 def read_json(path: Place, limit: int = 16 * 2**20) -> Any:

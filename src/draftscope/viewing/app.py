@@ -6,7 +6,9 @@ An address holds a random token, which is the only key, and ids; never a path. W
 from __future__ import annotations
 
 import secrets
+import socket
 from collections.abc import Awaitable, Callable
+from ipaddress import ip_address
 from pathlib import Path
 
 from starlette.applications import Starlette
@@ -29,16 +31,21 @@ def viewer(root: Path, token: str, host: str = "127.0.0.1") -> Starlette:
 
     Args:
         token: the first part of every address; without it nothing is answered.
-        host: the name under which it may be asked for, besides those of the loopback. Another is refused, so that no web page can
-            reach it through a name of its own.
+        host: the name under which it may be asked for, besides those of the loopback; of one that stands for every address
+            (`0.0.0.0`, `::`), this machine's name and any address in figures. Another is refused, so that no web page can reach
+            it through a name of its own.
     """
     runs = Runs(root)
-    names = LOCAL | {host}
+    names = LOCAL | {host.lower()}
+    everywhere = _numeric(host) and ip_address(host).is_unspecified
+    if everywhere:
+        names |= {socket.gethostname().lower()}
 
     def guarded(answer: Callable[[Request], Response]) -> Answer:
         async def asked(request: Request) -> Response:
             known = secrets.compare_digest(request.path_params["token"].encode(), token.encode())
-            if not known or request.url.hostname not in names:
+            named = request.url.hostname or ""
+            if not known or not (named in names or (everywhere and _numeric(named))):
                 return _safe(PlainTextResponse("not found", 404))
             return _safe(await run_in_threadpool(answer, request))
 
@@ -68,6 +75,14 @@ def viewer(root: Path, token: str, host: str = "127.0.0.1") -> Starlette:
         Route("/{token}/", guarded(listed)), Route("/{token}/run/{id}", guarded(one)), Route("/{token}/pair", guarded(two)),
         Route("/{token}/work", guarded(work)),
     ], exception_handlers={404: _unknown, 405: _unknown})
+
+
+def _numeric(name: str) -> bool:
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 def _report(run: Run) -> Response:
