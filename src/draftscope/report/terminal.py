@@ -97,7 +97,9 @@ def _story(diagnosis: Diagnosis, paper: _Paper) -> Iterator[RenderableType]:
     yield from _list("Asked", asked, paper, *((3, 2 * line) if paper.cut >= LESS_EVIDENCE else (12, None)))
     if paper.cut < FINDING_ONLY:
         matched = words.matched(diagnosis.matched)
-        yield from _list("Matched", *((matched[:2], paper, 2, 4 * line) if paper.cut >= NO_POWER else (matched, paper, 12)))
+        if paper.cut >= NO_POWER:  # what was passed over is told whole, the rest in a line each
+            matched = [visible(sentence(said), 4 * line if "passed over" in said else line) for said in matched[:2]]
+        yield from _list("Matched", matched, paper, 12)
     if paper.cut < NO_POWER:
         yield from _power(diagnosis, paper)
     if paper.cut < NO_STEPS:
@@ -278,6 +280,7 @@ def _power(diagnosis: Diagnosis, paper: _Paper) -> Iterator[RenderableType]:
 def _list(title: str, items: list[str], paper: _Paper, limit: int, letters: int | None = None) -> Iterator[RenderableType]:
     shown, more = words.first_of(items, limit)
     for i, item in enumerate(shown):
-        yield _hanging(title if i == 0 else "", paper.text(f"· {visible(sentence(item), letters)}"), 12)
+        said = item if item.endswith("…") else sentence(item)
+        yield _hanging(title if i == 0 else "", paper.text(f"· {visible(said, letters)}"), 12)
     if more:
         yield _hanging("", paper.text(f"{more} more in --json and --html", "dim"), 12)
