@@ -85,8 +85,9 @@ def probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def in_process(folder: Path, *arguments: str, env: Mapping[str, str] = {}, **streams: Any) -> subprocess.CompletedProcess[str]:
     """The probe in a process of its own (signals, pipes and terminals need one)."""
     code = (
-        # Whoever started the tests in the background has SIGINT ignored, and children inherit that.
+        # Whoever started the tests in the background has SIGINT ignored, or SIGHUP, and children inherit that.
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
         f"import sys, draftscope.cli as c; c.__path__.append({str(folder)!r})\n"
         "from draftscope.cli import main as m; m.TABLE['probe'] = m.Entry('A probe.', 'Commands')\n"
         f"sys.argv = ['draftscope', *{list(arguments)!r}]; m.main()"

@@ -409,7 +409,9 @@ def test_the_command_line(draft: Path, target: Path, tmp_path: Path, capsys: pyt
     assert json.loads(out.read_text())["verdict"] == "undecided"
 
 
-def test_the_matrix(draft: Path, target: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_the_matrix(draft: Path, target: Path, tmp_path: Path, capsys: pytest.CaptureFixture,
+                    monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "140")
     out = tmp_path / "lint.json"
     change(draft, {"eagle_config": {IDS: [3, 9, 19]}})
     assert run(["lint", str(draft), "--for", "all", "--target-config", str(target), "--json", str(out)]) == 0

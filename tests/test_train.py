@@ -364,6 +364,8 @@ def test_a_signal_at_any_moment_loses_nothing(
         else:
             patched.setattr("draftscope.eagle3.train.evaluate", disturbed)
         try:
+            for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                signal.signal(one, signal.SIG_DFL)  # a run without a terminal may ignore some
             stopping.watch()
             assert not training(tmp_path / "parts").finished
         finally:

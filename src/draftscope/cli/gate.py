@@ -74,8 +74,6 @@ def command(
         outputs.append(Output("--baseline", baseline, own_json("baseline")))
     ui = setup(quiet, threads, seed, json, schema="gate", outputs=outputs, refusal=refusal,
                others={"--current": current} | ({} if write_baseline else {"--baseline": baseline}))
-    if current is not None and current.resolve() == baseline.resolve():
-        raise UsageError("--baseline and --current are one file", where=str(current))
     given = any((train, serve, draft, metrics))
     if current is not None and (given or write_baseline):
         raise UsageError("--current is a build measured before; inputs are measured now", remedy="Give one of the two")

@@ -20,6 +20,7 @@ from draftscope.states.leftover import sweep_up
 from draftscope.states.tensorfile import save_tensors, save_text
 
 STATE, LOG = "training.safetensors", "log.jsonl"
+AGAIN = "Make room and run the same command again"
 
 
 @dataclass(slots=True)
@@ -131,8 +132,7 @@ class RunFolder:
 
     @staticmethod
     def _unwritten(path: Path, error: OSError) -> DraftscopeError:
-        return DraftscopeError(f"cannot be written ({error.strerror})", where=str(path),
-                               remedy="Make room and run the same command again")
+        return DraftscopeError(f"cannot be written ({error.strerror})", where=str(path), remedy=AGAIN)
 
     def _trim_log(self) -> None:
         """Drop what was logged after the state was saved: those steps are taken again."""
@@ -143,4 +143,7 @@ class RunFolder:
                 with suppress(ValueError, KeyError, TypeError):
                     if json.loads(line)["step"] <= self.place.step:
                         kept.append(line)
-            save_text(path, "".join(line + "\n" for line in kept))
+            try:
+                save_text(path, "".join(line + "\n" for line in kept))
+            except DraftscopeError as error:
+                raise DraftscopeError(error.what, where=error.where, remedy=AGAIN) from None
