@@ -27,7 +27,6 @@ from draftscope.faults.base import Undo
 from draftscope.findings import Applied, Finding, Rung
 from draftscope.states.places import model_folder
 from draftscope.states.tensorfile import read_json, save_tensors
-from draftscope.text import reached
 
 if TYPE_CHECKING:
     from draftscope.diagnose.run import Examination
@@ -71,9 +70,9 @@ def apply(examination: Examination, judged: list[Judged], findings: list[Finding
     before, after, rung = _measured(examination, copy, done)
     said = ""
     if before is not None and after is not None:
-        lengths = before.length is not None and after.length is not None
-        was, now = (reached(None if lengths else rung.nll, rung.length if lengths else None) for rung in (before, after))
-        said = f"; {was} before, {now.removeprefix('accept length ').removeprefix('-log p ')} after" if was and now else ""
+        figures = (("accept length", before.length, after.length), ("-log p", before.nll, after.nll))
+        said = next((f"; {name} {was:.2f} before, {now:.2f} after" for name, was, now in figures
+                     if was is not None and now is not None), "")
     return Applied(folder=str(inputs.apply), changes=work.changes, left=work.left, rung=rung, before=before, after=after,
                    says=f"{len(work.changes)} changes in a copy of the checkpoint{said}")
 

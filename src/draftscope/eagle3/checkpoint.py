@@ -26,8 +26,9 @@ from draftscope.eagle3.reading import D2T, Reading
 from draftscope.eagle3.weightfiles import read_weights
 from draftscope.eagle3.writing import native_config
 from draftscope.errors import DraftscopeError
+from draftscope.states.leftover import save_text
 from draftscope.states.places import Place, model_folder
-from draftscope.states.tensorfile import read_json, save_tensors, save_text
+from draftscope.states.tensorfile import read_json, save_tensors
 
 if TYPE_CHECKING:
     from draftscope.target.parts import TargetParts

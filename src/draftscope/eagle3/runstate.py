@@ -16,8 +16,8 @@ from torch import Tensor
 from draftscope.eagle3.config import DraftConfig
 from draftscope.eagle3.settings import Settings
 from draftscope.errors import DraftscopeError
-from draftscope.states.leftover import sweep_up
-from draftscope.states.tensorfile import save_tensors, save_text
+from draftscope.states.leftover import save_text, sweep_up
+from draftscope.states.tensorfile import save_tensors
 
 STATE, LOG = "training.safetensors", "log.jsonl"
 AGAIN = "Make room and run the same command again"

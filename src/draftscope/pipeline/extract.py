@@ -16,9 +16,9 @@ from torch import Tensor
 from draftscope.boundaries import Boundary, default_boundaries
 from draftscope.errors import DraftscopeError, UsageError
 from draftscope.pipeline.conversations import Conversation, Unusable
-from draftscope.states.leftover import sweep_up
+from draftscope.states.leftover import save_text, sweep_up
 from draftscope.states.plain import write_sample
-from draftscope.states.tensorfile import TensorFile, save_text
+from draftscope.states.tensorfile import TensorFile
 from draftscope.states.types import Sample
 from draftscope.target.model import Target, out_of_memory
 from draftscope.target.sweep import batches

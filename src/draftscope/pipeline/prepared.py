@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from draftscope.errors import DraftscopeError
-from draftscope.states.leftover import sweep_up
-from draftscope.states.tensorfile import save_tensors, save_text
+from draftscope.states.leftover import save_text, sweep_up
+from draftscope.states.tensorfile import save_tensors
 
 LINES, COUNTS, RECORD = "conversations.jsonl", "token_counts.safetensors", "prepare.json"
 

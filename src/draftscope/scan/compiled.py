@@ -28,7 +28,7 @@ def _jit(function: Function) -> Function:
 
 
 def _value(stored: Any) -> Any:
-    """A stored value as float32."""
+    """A stored value as float32. Compiled code gets the overload below; nothing calls this one."""
     raise NotImplementedError
 
 

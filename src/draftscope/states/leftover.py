@@ -59,6 +59,15 @@ def save_bytes(path: Path, content: bytes) -> None:
             part.unlink(missing_ok=True)
 
 
+def save_text(path: Path, text: str) -> None:
+    """Write a text file under a temporary name and rename it.
+
+    Raises:
+        DraftscopeError: the disk refuses; what was there stays.
+    """
+    save_bytes(path, text.encode())
+
+
 def sweep_up(folder: Path, name: str = "", *, prefix: str = "") -> list[Path]:
     """Remove from a folder what killed processes of this system left there; what could not be removed is passed over.
 

@@ -18,7 +18,7 @@ from draftscope import stopping
 from draftscope.errors import DraftscopeError
 from draftscope.states.dtypes import is_floats
 from draftscope.states.errors import Cause, StatesError
-from draftscope.states.leftover import save_bytes, temporary
+from draftscope.states.leftover import temporary
 from draftscope.states.places import Place, Remote, size_of
 from draftscope.states.ranged import Ranged
 from draftscope.text import visible
@@ -175,15 +175,6 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor | None], metadata: Map
     finally:
         with suppress(OSError):
             part.unlink(missing_ok=True)
-
-
-def save_text(path: Path, text: str) -> None:
-    """Write a text file under a temporary name and rename it.
-
-    Raises:
-        DraftscopeError: the disk refuses; what was there stays.
-    """
-    save_bytes(path, text.encode())
 
 
 def read_json(path: Place, limit: int = 16 * 2**20) -> Any:
